@@ -1,7 +1,7 @@
 """An episode as one line of JSON, and back: the format of ``episodes.jsonl``.
 
-Numbers survive bit for bit, and everything that an episode holds is in its line. Files, and when
-they are written, are ``records``'s.
+Numbers survive bit for bit, and the line contains everything the episode does. ``records.py``
+writes the files and decides when.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from forage.types import (
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """One line of an episode file: when it was played, under which arm, and the episode.
+    """One line of an episode file: when and under which arm the episode was played, and the
+    episode.
 
-    ``tokenizer`` is None in a file that does not say what its tokens mean. ``group`` numbers the
-    groups of a training step in the order played, and ``is_chosen`` says whether the step learnt
-    from it; both are None outside training, and in files from before they were recorded.
-    ``advantages_T`` is what each sampled token of a learnt episode was weighed with, and
-    ``trainer_logprobs_T`` what the trainer found it to be before the step, where the loss takes its
-    ratio to that (``algorithm.decoupled``); else they are empty.
+    ``tokenizer`` is None in a file that does not identify its tokenizer. ``group`` numbers the
+    groups of a training step in the order played, and ``is_chosen`` says whether the step trained
+    on it; both are None outside training and in older files. For an episode trained on,
+    ``advantages_T`` has one advantage per sampled token, and ``trainer_logprobs_T`` the trainer's
+    log-probabilities before the step if the loss takes its ratio to them (``algorithm.decoupled``);
+    otherwise they are empty.
     """
 
     step: int
@@ -55,8 +56,8 @@ _LEARNT = ("advantages", "trainer_logprobs")
 
 
 def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
-    """One line of an episode file; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-    known = row.get("tokenizer")  # files from before it was recorded have none
+    """Parses one line of an episode file; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+    known = row.get("tokenizer")  # older files have none
     tokenizer = None if known is None else TokenizerId(known["name"], known["sha256"])
     place = row.get("group"), row.get("is_chosen")
     episode = episode_from_json(row)
@@ -65,7 +66,7 @@ def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
 
 
 def record_to_json(record: EpisodeRecord) -> dict[str, Any]:
-    """One line of an episode file, ready for ``json``; numbers survive bit for bit."""
+    """One line of an episode file as ``json`` can write it; numbers survive bit for bit."""
     tokenizer = record.tokenizer
     row: dict[str, Any] = {
         "step": record.step,
@@ -86,7 +87,7 @@ def record_to_json(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def episode_to_json(episode: Episode) -> dict[str, Any]:
-    """An episode with everything in it."""
+    """An episode and everything in it, as ``json`` can write it."""
     reward = episode.reward
     return {
         "question": asdict(episode.question),
@@ -142,7 +143,7 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
 
 
 def _alternatives_to_json(segment: Segment) -> dict[str, Any]:
-    """Ids and log-probabilities by turns, a list for each token; nothing where none are known."""
+    """Ids and log-probabilities in alternation, one list per token; {} if none were recorded."""
     if not segment.alternatives_T:
         return {}
     rows = [
@@ -160,7 +161,7 @@ def _alternatives_from_json(row: Mapping[str, Any]) -> tuple[Alternatives, ...]:
 
 
 def _learnt_from_json(value: Any, episode: Episode) -> tuple[float, ...]:
-    """A figure of each sampled token; one number stands for all."""
+    """One number per sampled token; a single number in the file applies to all of them."""
     if value is None or isinstance(value, list):
         return tuple(float(number) for number in value or ())
     return (float(value),) * sum(len(s.logprobs_T) for s in episode.segments)
@@ -231,7 +232,7 @@ def _call_from_json(row: Mapping[str, Any]) -> ToolCall:
 def _calls_before(row: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     """The search of a turn in a file from before turns recorded their calls.
 
-    A search that was not run, in the last, forced turn, took no time.
+    A refused search, in the last, forced turn, took no time.
     """
     failure, search_s = row["search_failure"], float(row["search_s"])
     has_run = row["observation"] or row["passage_ids"] or failure or search_s
@@ -242,6 +243,6 @@ def _calls_before(row: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def _number_to_json(value: float) -> float | str:
-    """JSON has no NaN or infinity: those travel as "nan" and "-inf", which ``float`` reads."""
+    """The number, or as a string what JSON lacks: "nan" and "-inf", which ``float`` parses."""
     number = float(value)
     return number if math.isfinite(number) else str(number)

@@ -1,4 +1,4 @@
-"""The error that is the user's to mend, which ends a command with 2; and that of a lost part."""
+"""Two errors: one the user can fix (exit code 2), and one for a process that died."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DISTRIBUTION = "forage-rl"
 
 
 class UserError(ValueError):
-    """What is wrong, which value, and what to do; shown without a traceback."""
+    """What is wrong, with the value, and what to do; shown without a traceback."""
 
 
 def install_command(extra: str = "") -> str:
@@ -30,18 +30,18 @@ def is_checkout() -> bool:
 
 
 class PartLostError(RuntimeError):
-    """A process that the run cannot do without is gone; the last checkpoint is whole."""
+    """A process the run depends on has died; the last checkpoint is complete."""
 
 
 def did_you_mean(word: str, valid: Iterable[str], cutoff: float = 0.5) -> str:
-    """``; did you mean rloo?`` for what is nearest to ``word``, "" where nothing is near."""
+    """``; did you mean rloo?`` for the valid word closest to ``word``, or "" if none is close."""
     close = difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 @contextmanager
 def disk_failures(path: Path, remedy: str) -> Iterator[None]:
-    """An ``OSError`` in the block becomes a ``UserError`` that names ``path`` and the remedy."""
+    """Turns an ``OSError`` in the block into a ``UserError`` with ``path`` and the remedy."""
     try:
         yield
     except OSError as error:
@@ -49,9 +49,10 @@ def disk_failures(path: Path, remedy: str) -> Iterator[None]:
 
 
 def refuse_unwritable(path: Path, setting: str = "--out") -> None:
-    """Raise ``UserError`` where ``path``, a file or a directory, could not be written.
+    """Raises ``UserError`` if ``path``, a file or a directory, could not be written.
 
-    Asked before the work whose result goes there. It need not exist yet, and nothing is left.
+    To be called before the work whose result goes there. The path need not exist yet, and nothing
+    is created.
     """
     place = path.absolute()
     try:
@@ -60,7 +61,7 @@ def refuse_unwritable(path: Path, setting: str = "--out") -> None:
             return
         while not place.exists():
             place = place.parent
-        TemporaryFile(dir=place).close()  # of a directory that a file stands in for, an error
+        TemporaryFile(dir=place).close()  # fails if a file is in the directory's place
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror}; choose another {setting}"

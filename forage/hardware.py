@@ -1,7 +1,7 @@
 """Threads, matrix kernels and memory of this machine, chosen by short measurements.
 
-Called once, before the first model runs. It changes speed, never results: a kernel is chosen only
-if its products are as exact as those of float32.
+Called once, before the first model runs. It affects speed, never results: a kernel is chosen only
+if its products are as exact as float32's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROWS, _INNER, _COLUMNS = 2048, 128, 384
 _ROUNDS = 5
 _KEPT_KERNELS = "16"
 WORTH_BFLOAT16 = 1.5
-"""How many times as fast products have to be to be worth the digits that bfloat16 has not."""
+"""The speedup over float32 at which bfloat16 is worth its lower precision."""
 _COLLECTED_RARELY = 100  # instead of 10
 _NEVER = 2**31 - 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -40,11 +40,11 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def quiet_openmp() -> None:
-    """Let idle OpenMP threads sleep soon; call it before torch is imported.
+    """Lets idle OpenMP threads sleep soon; must be called before torch is imported.
 
-    By default they spin, which makes small models many times slower on shared virtual cores. To
-    sleep at once costs as much, because a training step has thousands of short parallel regions. A
-    spin of some microseconds keeps the threads awake within a step and no longer.
+    By default they spin, which makes small models many times slower on shared virtual cores.
+    Sleeping at once costs as much, because a training step has thousands of short parallel regions.
+    Spinning for some microseconds keeps the threads awake within a step and no longer.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -52,9 +52,9 @@ def quiet_openmp() -> None:
 
 
 def _keep_order_of_sums() -> None:
-    """Have MKL add in one order whatever the number of threads and of rows, on Intel's processors.
+    """Makes MKL sum in one order on Intel, whatever the number of threads and rows.
 
-    Else a token has other last bits alone than in company there. On AMD's they are the same anyway.
+    Otherwise a token's last bits depend on which tokens are computed with it. On AMD they never do.
     """
     try:
         about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -65,21 +65,22 @@ def _keep_order_of_sums() -> None:
 
 
 def bound_kernel_caches() -> None:
-    """Keep few of the kernels that oneDNN makes for each shape; call it before torch is imported.
+    """Limits the kernels that oneDNN caches per shape; must be called before torch is imported.
 
-    It keeps 1,024 of them by default, and batches of queries have ever new shapes: a server's
-    memory grew by 0.9 GB over 45,000 queries. A pass through an encoder uses a few shapes, again
-    and again.
+    By default it keeps 1,024, and batches of queries keep having new shapes: a server's memory grew
+    by 0.9 GB over 45,000 queries. A pass through an encoder reuses a few shapes.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KEPT_KERNELS)
-    os.environ.setdefault("LRU_CACHE_CAPACITY", _KEPT_KERNELS)  # torch's own, in front of oneDNN's
+    os.environ.setdefault(
+        "LRU_CACHE_CAPACITY", _KEPT_KERNELS
+    )  # torch's own cache, in front of oneDNN's
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse large freed blocks instead of returning them to the kernel each time.
+    """Makes glibc reuse large freed blocks instead of returning them to the kernel each time.
 
-    Each step allocates tens of megabytes of activations anew, and page faults took a tenth of its
-    time. Without glibc this does nothing.
+    Each step allocates tens of megabytes of activations, and page faults took a tenth of its time.
+    Without glibc this does nothing.
     """
     try:
         libc = ctypes.CDLL("libc.so.6")
@@ -91,12 +92,13 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def loaded_objects_spared(collects_old: bool = True) -> Iterator[None]:
-    """Inside, the garbage collector goes through none of what is there now: packages, model, data.
+    """Excludes everything allocated so far (packages, model, data) from garbage collection inside.
 
-    Going through all objects of torch and transformers took it 0.3 s, with the event loop held, ten
-    times a minute; through those of 5,000 episodes in flight 0.3 s, so that it does it more rarely,
-    and without ``collects_old`` never by itself: call ``gc.collect`` where nobody waits. Cycles
-    that grew old, two objects an episode, stay until then.
+    Traversing all objects of torch and transformers took 0.3 s, ten times per minute, with the
+    event loop blocked; traversing those of 5,000 episodes in flight takes another 0.3 s. So old
+    objects are collected rarely and, without ``collects_old``, never automatically: call
+    ``gc.collect`` when nothing is waiting. Until then old cycles, two objects per episode, stay in
+    memory.
     """
     usual = gc.get_threshold()
     gc.collect()
@@ -110,10 +112,10 @@ def loaded_objects_spared(collects_old: bool = True) -> Iterator[None]:
 
 
 def give_back_freed_memory() -> None:
-    """Give the kernel what is freed, which ``keep_freed_memory`` kept; without glibc nothing.
+    """Returns freed memory that ``keep_freed_memory`` kept to the kernel; only with glibc.
 
-    Each thread has an arena of its own, which keeps the most that it ever freed. A run of 135
-    million parameters, whose phases have threads of their own, grew from 6 to 19 GB.
+    Each thread has its own arena, which keeps the most it has ever freed. A run of 135 million
+    parameters, whose phases run on separate threads, grew from 6 to 19 GB.
     """
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -122,12 +124,12 @@ def give_back_freed_memory() -> None:
 
 
 def choose_matmul_kernel() -> str:
-    """Use oneDNN for float32 products if it is as exact as float32; returns the choice by name.
+    """Uses oneDNN for float32 products if it is as exact as float32; returns the kernel's name.
 
     Torch's default kernels reach a fraction of the speed of some processors. Allowing bfloat16
-    arithmetic switches oneDNN's kernels on; they use it only on processors made for it. So the
+    arithmetic enables oneDNN's kernels; they use bfloat16 only on processors built for it. So the
     products are compared with float64, and if precision was lost, the default stays. Speed is not
-    measured: two kernels differ in their last bits, and a resumed run must choose as before.
+    measured: two kernels differ in their last bits, and a resumed run must make the same choice.
     """
     import torch
 
@@ -149,11 +151,11 @@ def choose_matmul_kernel() -> str:
 
 
 def _begin_vector_functions() -> None:
-    """Have MKL's vector functions set up by this thread, before others compute.
+    """Initialises MKL's vector functions on this thread before other threads use them.
 
-    On an Intel with AVX-512 cosines are off by 1.5e-4 in half of the processes where two threads
-    ask for the first ones at once: the rotation of a pass, and so log-probabilities by 1e-3.
-    After one call by one thread, in none of 400 (benchmarks/engine.md).
+    On Intel with AVX-512, if two threads make the first calls at the same time, cosines are off by
+    1.5e-4 in half of the processes. That affects the rotary embedding, and log-probabilities by
+    1e-3. After one call on one thread it happened in none of 400 processes (benchmarks/engine.md).
     """
     import torch
 
@@ -163,21 +165,22 @@ def _begin_vector_functions() -> None:
 
 
 def compute_with(num_threads: int) -> None:
-    """Let the calling thread compute with ``num_threads``, and take denormal numbers for zero.
+    """Sets the calling thread to compute with ``num_threads`` and to flush denormal numbers to
+    zero.
 
-    A policy that is sure of its tokens has gradients below 1e-38, for each of which an Intel core
-    traps into microcode: the products of a backward pass took ten times as long. What such numbers
-    add to a sum in float32 is lost in rounding: after 24 steps of the demo the weights are those
-    computed with them, to the bit. Threads that this one starts inherit it.
+    A confident policy has gradients below 1e-38, and each traps into microcode on an Intel core:
+    the products of a backward pass took ten times as long. Their contribution to a float32 sum is
+    lost in rounding: after 24 steps of the demo the weights are identical to the bit. Threads
+    started by this one inherit the setting.
     """
     import torch
 
     torch.set_num_threads(num_threads)
-    torch.set_flush_denormal(True)  # where the processor cannot, it does nothing
+    torch.set_flush_denormal(True)  # no effect where the processor lacks it
 
 
 def matmul_rate(dtype: str) -> float:
-    """Floating-point operations a second of a product on one CPU thread, in ``dtype``."""
+    """Floating-point operations per second of a matrix product on one CPU thread, in ``dtype``."""
     import torch
 
     numbers = torch.randn(_ROWS // 4, _COLUMNS).to(getattr(torch, dtype))
@@ -189,7 +192,7 @@ def matmul_rate(dtype: str) -> float:
 
 
 def bfloat16_gain() -> float:
-    """How many times as fast as in float32 a CPU thread multiplies in bfloat16."""
+    """How many times faster a CPU thread multiplies in bfloat16 than in float32."""
     choose_matmul_kernel()
     return matmul_rate("bfloat16") / matmul_rate("float32")
 
@@ -201,7 +204,8 @@ def _seconds_of(work: Callable[[], object]) -> float:
 
 
 def in_passing_thread(call: Callable[[], T]) -> T:
-    """What ``call`` returns or raises; it runs in a thread that ends with it, and its OpenMP team.
+    """The result of ``call``, which runs on a thread of its own that then ends with its OpenMP
+    team.
 
     Each computing thread keeps a team of OpenMP threads. Once the teams have more threads than
     there are cores, OpenMP hardly spins any more: a single query took a fifth longer after the main
@@ -212,7 +216,7 @@ def in_passing_thread(call: Callable[[], T]) -> T:
     def run() -> None:
         try:
             value = call()
-        except BaseException as error:  # raised again for the caller
+        except BaseException as error:  # re-raised for the caller
             outcomes.append(partial(_throw, error))
         else:
             outcomes.append(lambda: value)
@@ -228,7 +232,7 @@ def _throw(error: BaseException) -> Never:
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's address as the machine at ``host`` sees it; nothing is sent."""
+    """This machine's address as seen from ``host``; nothing is sent."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
@@ -236,7 +240,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an address of this machine."""
+    """The network interface that has this address of the machine."""
     import psutil
 
     for name, found in psutil.net_if_addrs().items():
@@ -246,7 +250,7 @@ def interface_of(address: str) -> str | None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process with the one that forked it (Linux; elsewhere nothing)."""
+    """Has the kernel kill this process when its parent dies (Linux only; otherwise nothing)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -259,14 +263,14 @@ def has_gpu() -> bool:
 
 
 def num_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Bytes that this process may take now: of the machine's, its container's and its own limits.
+    """Bytes this process may still allocate, within the machine's, container's and its own limits.
 
-    On a GPU: of the GPU's, with what torch has reserved there and does not use.
+    On a GPU: its free memory, plus what torch has reserved there but not used.
     """
     if device != "cpu":
         import torch
@@ -280,8 +284,8 @@ def free_memory(device: str = "cpu") -> int:
 
 
 def _left_in_own_limits() -> Iterator[int]:
-    """What ``ulimit -v`` and ``ulimit -d`` leave to this process."""
-    if sys.platform != "linux":  # others do not hold a process to them
+    """Bytes left to this process under ``ulimit -v`` and ``ulimit -d``."""
+    if sys.platform != "linux":  # other systems do not enforce them
         return
     import resource
 
@@ -295,10 +299,11 @@ def _left_in_own_limits() -> Iterator[int]:
 
 
 def memory_left_in_groups(own: Path, root: Path) -> Iterator[int]:
-    """What each control group with a limit leaves to its processes, less files that may go.
+    """Bytes left in each limited control group of the process; evictable file cache counts as free.
 
-    ``own`` lists the groups of this process; inside a container its group is seen as ``root``
-    alone. Source: https://docs.kernel.org/admin-guide/cgroup-v2.html, and v1 beside it.
+    ``own`` lists the groups of this process; inside a container only its own group is visible, as
+    ``root``. Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html, and its counterpart for
+    v1.
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -308,10 +313,10 @@ def memory_left_in_groups(own: Path, root: Path) -> Iterator[int]:
             used = "memory.usage_in_bytes"
         group = mount / path.lstrip("/")
         for directory, limit in product((group, *group.parents), limits):
-            with suppress(OSError, ValueError):  # "max" is no limit, and a group may not be seen
+            with suppress(OSError, ValueError):  # "max" is no limit; groups may be invisible
                 left = int((directory / limit).read_text()) - int((directory / used).read_text())
                 stat = dict(map(str.split, (directory / "memory.stat").read_text().splitlines()))
-                # In version 1 only a total counts the groups below.
+                # In version 1 only a total includes child groups.
                 files = stat.get("total_inactive_file", stat.get("inactive_file", 0))
                 yield max(left + int(files), 0)
             if directory == mount and limit == limits[-1]:
@@ -319,10 +324,10 @@ def memory_left_in_groups(own: Path, root: Path) -> Iterator[int]:
 
 
 def choose_num_threads(work: Callable[[], object]) -> int:
-    """Set the number of torch threads of the calling thread with which ``work`` is fastest.
+    """Sets and returns the calling thread's number of torch threads with which ``work`` is fastest.
 
-    Tries 1, 2, 4 ... and all cores. More threads must be faster by a tenth, because the other cores
-    search and schedule.
+    Tries 1, 2, 4 ... and all cores. More threads must be at least a tenth faster, because the other
+    cores search and schedule.
     """
     import torch
 
@@ -335,7 +340,7 @@ def choose_num_threads(work: Callable[[], object]) -> int:
         if seconds < 0.9 * best_s:
             best, best_s = num_threads, seconds
     torch.set_num_threads(best)
-    LOG.debug("%d torch threads of %d, %.1f ms a step", best, most, 1e3 * best_s)
+    LOG.debug("%d torch threads of %d, %.1f ms per step", best, most, 1e3 * best_s)
     return best
 
 

@@ -1,4 +1,4 @@
-"""Progress bars on stderr, all of the same look; nothing is drawn without a terminal."""
+"""Progress bars on stderr in one style; without a terminal nothing is drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Bar:
     task: TaskID
 
     def advance(self, note: str | None = None) -> None:
-        """Count one more; ``note`` replaces the text at the end of the line."""
+        """Counts one more; ``note`` replaces the text at the end of the line."""
         self.progress.advance(self.task)
         if note is not None:
             self.progress.update(self.task, note=note)
@@ -34,7 +34,7 @@ class Bar:
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Bar]:
-    """A bar that counts to ``total`` and stays on the screen afterwards."""
+    """A bar that counts to ``total`` and remains on the screen afterwards."""
     progress = Progress(
         TextColumn("{task.description:<28}"),
         BarColumn(bar_width=24),

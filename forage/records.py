@@ -1,12 +1,12 @@
-"""The files of a run: metrics and episodes as lines of JSON, and scalars for TensorBoard.
+"""A run's files: metrics and episodes as JSON lines, and scalars for TensorBoard.
 
 The loop writes one step at a time; evaluation, the viewer and the report read the lines back. The
 files only grow, line by line. A checkpoint stores their lengths (``offsets``), and a resumed run
-cuts them back to these (``truncate_to``). Nothing here computes a metric, draws or decodes a token.
+truncates them to these (``truncate_to``). Nothing here computes a metric, draws or decodes a token.
 In a run's directory::
 
-    metrics.jsonl    {"step": 3, "reward/mean": 0.62, ...}      one line a step
-    episodes.jsonl   {"step": 3, "question": {...}, ...}        one line an episode
+    metrics.jsonl    {"step": 3, "reward/mean": 0.62, ...}      one line per step
+    episodes.jsonl   {"step": 3, "question": {...}, ...}        one line per episode
     tensorboard/     the same scalars as event files, if tracking.trackers names tensorboard
 """
 
@@ -39,31 +39,30 @@ METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"
 TENSORBOARD_DIR = "tensorboard"
 ROLLBACKS_FILE = "rollbacks.jsonl"
-"""Why a run went back to a checkpoint, a line each time (``watch/collapse_guard.py``)."""
+"""Why a run rolled back to a checkpoint, one line per rollback (``watch/collapse_guard.py``)."""
 TRACKERS_FILE = "trackers.json"
-"""The ids that trackers gave the run (``watch/trackers/tracker.py``)."""
+"""The ids that trackers assigned to the run (``watch/trackers/tracker.py``)."""
 GREEDY_ARM = "greedy"
-"""The arm of a group's greedy episode, which is its baseline and is never learnt."""
+"""The arm of a group's greedy episode, which serves as its baseline and is never trained on."""
 MAX_EPISODE_BYTES = 2**26
-"""Of one episode's line: 128,000 tokens with five alternatives each take 20 MB."""
+"""Maximum length of an episode's line: 128,000 tokens with five alternatives each take 20 MB."""
 _MAX_METRICS_BYTES = 2**20
-_REMEDY = "free some space, and go on from the last checkpoint with --resume"
+_REMEDY = "free some space, then continue from the last checkpoint with --resume"
 
 
 class RunRecords:
-    """The files of one run, open for appending; opening them cuts an unfinished last line.
+    """A run's files, open for appending; opening them truncates an unfinished last line.
 
-    What cannot be written is a ``UserError`` that names the file.
+    A failed write raises a ``UserError`` that names the file.
     """
 
     def __init__(
         self, directory: Path, tokenizer: TokenizerId | None = None, has_tensorboard: bool = True
     ) -> None:
-        """Open or create the files; raises ``UserError`` where they cannot be written.
+        """Opens or creates the files, which no second run can write to at the same time.
 
-        A second run in the same directory cannot write them.
-
-        Each episode's line names ``tokenizer``.
+        Each episode's line records ``tokenizer``. Raises ``UserError`` if the files cannot be
+        written.
         """
         if has_tensorboard and find_spec("tensorboard") is None:
             raise UserError(
@@ -85,19 +84,20 @@ class RunRecords:
             ) from error
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one row; a value that is not finite is written as null, with a warning."""
+        """Appends one row; a value that is not finite is written as null, with a warning."""
         row: dict[str, float | None] = {"step": step}
         for name, value in metrics.items():
-            assert name != "step", "the step is given on its own, not as a metric"
+            assert name != "step", "pass the step as an argument, not as a metric"
             number = float(value)
             if not math.isfinite(number):
                 LOG.warning("metric %s is %s at step %d: recorded as null", name, number, step)
             row[name] = number if math.isfinite(number) else None
-        # The writer reads the last row to know where a resumed run goes on: open it before writing.
+        # The writer reads the last row to find where a resumed run continues: open it before
+        # writing.
         writer = self._tensorboard()
         with self._failures(METRICS_FILE):
             self._files[METRICS_FILE].write(json_line(row))
-            self._files[METRICS_FILE].flush()  # the viewer and the guard read it now
+            self._files[METRICS_FILE].flush()  # so that the viewer and the guard can read it now
         if writer is not None:
             with self._failures(TENSORBOARD_DIR):
                 for name, number in row.items():
@@ -107,7 +107,7 @@ class RunRecords:
     def write_episodes(
         self, step: int, episodes: Iterable[Episode], arm: str | None = None
     ) -> None:
-        """Append one line for each episode."""
+        """Appends one line per episode."""
         for episode in episodes:
             self._write_episode(EpisodeRecord(step, arm, episode, self._tokenizer))
 
@@ -119,9 +119,9 @@ class RunRecords:
         weighed: Sequence[Weighed] = (),
         has_trainer_logprobs: bool = False,
     ) -> None:
-        """Append the episodes of a step's groups, then the greedy ones; ``chosen`` were learnt.
+        """Appends a step's episodes, then the greedy ones; ``chosen`` are the groups trained on.
 
-        ``weighed`` brings their advantages, and the trainer's log-probabilities if it has them.
+        ``weighed`` provides their advantages and, if known, the trainer's log-probabilities.
         """
         learnt = {id(group) for group in chosen}
         figures: dict[int, tuple[tuple[float, ...], ...]] = {}
@@ -144,7 +144,7 @@ class RunRecords:
             self._files[EPISODES_FILE].write(line)
 
     def sync(self) -> None:
-        """Wait until everything written so far is on the disk."""
+        """Waits until everything written so far is on disk."""
         for name, file in self._files.items():
             with self._failures(name):
                 file.flush()
@@ -154,25 +154,26 @@ class RunRecords:
                 self._writer.flush()
 
     def offsets(self) -> dict[str, int]:
-        """Length of each file in bytes, for a checkpoint; call ``sync`` first."""
+        """The length of each file in bytes, for a checkpoint; call ``sync`` first."""
         for name, file in self._files.items():
             with self._failures(name):
                 file.flush()
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def truncate_to(self, offsets: Mapping[str, int]) -> None:
-        """Cut the files back to a checkpoint's ``offsets``; raises ``UserError`` if one is shorter.
+        """Truncates the files to a checkpoint's ``offsets``; raises ``UserError`` if one is
+        shorter.
 
-        TensorBoard's files stay as they are: the next event written purges all steps after the last
-        one that remains.
+        TensorBoard's files stay: the next event written purges all steps after the last remaining
+        one.
         """
         lengths = self.offsets()
         for name, length in lengths.items():
             wanted = offsets.get(name, 0)
             if length < wanted:
                 raise UserError(
-                    f"{self._directory / name} holds {length} bytes, the checkpoint was written "
-                    f"when it held {wanted}: put the file back, or train into a new output_dir"
+                    f"{self._directory / name} has {length} bytes, but the checkpoint was written "
+                    f"when it had {wanted}: restore the file, or train into a new output_dir"
                 )
         for name, file in self._files.items():
             file.truncate(offsets.get(name, 0))
@@ -181,13 +182,15 @@ class RunRecords:
         self.sync()
 
     def close(self) -> None:
-        """Write what is pending and close the files, which ends their locks also on a full disk."""
+        """Writes what is pending and closes the files, which releases their locks even on a full
+        disk.
+        """
         try:
             self.sync()
             self._close_tensorboard()
         finally:
             for file in self._files.values():
-                with suppress(OSError):  # ``sync`` has met it, and said so
+                with suppress(OSError):  # ``sync`` has already reported it
                     file.close()
 
     def __enter__(self) -> Self:
@@ -205,7 +208,7 @@ class RunRecords:
 
             self._files[METRICS_FILE].flush()
             rows = read_metrics(self._directory)
-            # Purge before the first step too: an abandoned start may have left events.
+            # Purge before the first step too: an aborted start may have left events.
             next_step = int(rows[-1]["step"]) + 1 if rows else 0
             place = str(self._directory / TENSORBOARD_DIR)
             with self._failures(TENSORBOARD_DIR):
@@ -220,7 +223,7 @@ class RunRecords:
 
 
 def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
-    """Write an episode file, replacing an older one in one move."""
+    """Writes an episode file, replacing an existing one atomically."""
     with written_whole(path) as file:
         for record in records:
             file.write(json_line(record_to_json(record)))
@@ -228,10 +231,12 @@ def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that becomes ``path`` in one move if the body ends well, else goes."""
-    path = path.resolve()  # a link stays one
+    """A file to write that atomically becomes ``path`` if the block succeeds, and is deleted if
+    not.
+    """
+    path = path.resolve()  # a symlink remains a symlink
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():  # a pipe or a terminal takes what comes
+    if path.exists() and not path.is_file():  # a pipe or a terminal is written directly
         with path.open("wb") as file:
             yield file
         return
@@ -248,13 +253,13 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole_text(path: Path, text: str) -> None:
-    """Write a text file, replacing an older one in one move; raises ``OSError``."""
+    """Writes a text file, replacing an existing one atomically; raises ``OSError``."""
     with written_whole(path) as file:
         file.write(text.encode("utf-8", "replace"))
 
 
 def read_metrics(directory: Path) -> list[dict[str, float]]:
-    """The metric rows of a run, oldest first, with null as NaN; no rows without a file."""
+    """A run's metric rows, oldest first, with null as NaN; empty if there is no file."""
     return list(metric_rows(directory))
 
 
@@ -267,7 +272,7 @@ def metric_rows(directory: Path) -> Iterator[dict[str, float]]:
 
 
 def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
-    """The episodes of a file, in the order written; raises ``UserError`` for a damaged line."""
+    """The episodes in a file, in the order written; raises ``UserError`` for a damaged line."""
     for number, row in enumerate(_read_lines(path, MAX_EPISODE_BYTES), start=1):
         try:
             yield record_from_json(row)
@@ -277,12 +282,14 @@ def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
 
 def json_line(row: Mapping[str, Any]) -> bytes:
     """A row as one line of a JSONL file."""
-    # ASCII keeps lone surrogates of a passage, and holds no Unicode line separator.
+    # ASCII escapes the lone surrogates a passage may contain, and Unicode line separators.
     return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _read_lines(path: Path, max_bytes: int) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file; ignores a last line without newline, which is being written."""
+    """The rows of a JSONL file; ignores a last line without a newline, which is still being
+    written.
+    """
     with open_plain(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(max_bytes), b""), start=1):
             if not line.endswith(b"\n"):
@@ -299,10 +306,10 @@ def _read_lines(path: Path, max_bytes: int) -> Iterator[dict[str, Any]]:
 
 
 def open_for_lines(path: Path) -> BinaryIO:
-    """Open a JSONL file for appending, for this process alone, and cut an unfinished last line.
+    """Opens a JSONL file for appending by this process only, and truncates an unfinished last line.
 
-    Raises ``OSError``, and ``UserError`` where another process has it open for writing: what looks
-    unfinished may be what that one writes.
+    Raises ``OSError``, or ``UserError`` if another process has it open for writing: that process
+    may be about to finish the line.
     """
     file = path.open("a+b")
     try:
@@ -310,28 +317,28 @@ def open_for_lines(path: Path) -> BinaryIO:
     except BlockingIOError:
         file.close()
         raise UserError(
-            f"another process is writing {path}: wait for its end, or write to another place"
+            f"another process is writing {path}: wait until it ends, or write to another location"
         ) from None
     end = _end_of_last_line(file)
     if end < os.fstat(file.fileno()).st_size:
-        LOG.warning("%s ended in the middle of a line, which is cut", path)
+        LOG.warning("%s ends in the middle of a line, which is removed", path)
         file.truncate(end)
     file.seek(0, os.SEEK_END)
     return file
 
 
 def lock_alone(descriptor: int, path: Path) -> None:
-    """Lock an open file for this process alone; raises ``BlockingIOError`` if another has it.
+    """Locks an open file for this process; raises ``BlockingIOError`` if another holds the lock.
 
-    The lock ends with the file, or with the process. A disk that knows no locks, as some of
-    clusters do, costs a warning.
+    The lock is released with the file, or when the process ends. On a disk without locks, as on
+    some clusters, it only logs a warning.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
     except OSError as error:
-        text = "%s cannot be locked (%s): no other run may write there at the same time"
+        text = "%s cannot be locked (%s): make sure no other run writes there at the same time"
         LOG.warning(text, path, error.strerror)
 
 

@@ -1,8 +1,8 @@
 """Forage from a script or a notebook: ``forage.Run``. docs/library.md shows its use.
 
-A run is a recipe with functions of the caller's for reward, tools and search. The loop of
-``train.py`` works on a thread with an event loop of its own, because a notebook has one already,
-and hands over each step; torch is imported when something runs.
+A run is a recipe plus the caller's own functions for reward, tools and search. The loop of
+``train.py`` runs on a thread with its own event loop, because a notebook already has one, and hands
+over each step. Torch is imported only when something runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A finished step: its number from 0, the groups that were played, and its metrics."""
+    """A finished step: its number (from 0), the groups played, and its metrics."""
 
     number: int
     groups: tuple[Group, ...]
@@ -52,14 +52,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished run: the metrics of each step, and the directory of the trained model."""
+    """A finished run: the metrics of each step, and the trained model's directory."""
 
     metrics: list[dict[str, float]]
     model: Path
 
 
 class Run:
-    """A recipe to train, to evaluate and to ask: ``for step in Run("recipe.yaml"): ...``."""
+    """A recipe to train, evaluate and query: ``for step in Run("recipe.yaml"): ...``."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Run:
         tools: Sequence[Any] = (),
         search: Callable[[str], Any] | str | None = None,
     ) -> None:
-        """``config`` is settings as an object or a mapping, or a recipe's file.
+        """``config`` is settings, as an object or a mapping, or the path of a recipe.
 
-        ``overrides`` are ``key.sub=value``. ``reward`` takes the place of the section ``reward``,
-        ``tools`` stand beside those of ``environment.tools``, ``search`` is a function from a query
-        to passages, or an address. Raises ``UserError``.
+        ``overrides`` are ``key.sub=value``. ``reward`` replaces the ``reward`` section, ``tools``
+        are added to those of ``environment.tools``, and ``search`` is a function from a query to
+        passages, or an address. Raises ``UserError``.
         """
         quiet_openmp()  # before torch is imported
         is_changed = bool(overrides or tools) or reward is not None or search is not None
@@ -97,9 +97,9 @@ class Run:
         return self.steps()
 
     def steps(self, resume: bool = False) -> Iterator[Step]:
-        """Train, and give each step when it is over; the next begins when it is asked for.
+        """Trains and yields each finished step; the next starts when the caller asks for it.
 
-        Whoever leaves the loop ends the run, with a checkpoint that ``resume`` goes on from.
+        Leaving the loop writes a checkpoint, which ``resume`` continues from, and ends the run.
         """
         hand_over = _HandOver()
         thread = threading.Thread(
@@ -110,7 +110,7 @@ class Run:
             hand_over.stop.set_from_another_thread()
             thread.join()
 
-        atexit.register(end)  # a thread that torch computes on must not outlive the process
+        atexit.register(end)  # a thread inside torch must not outlive the process
         thread.start()
         try:
             while (step := hand_over.next_step()) is not None:
@@ -120,7 +120,7 @@ class Run:
             atexit.unregister(end)
 
     def train(self, resume: bool = False) -> Trained:
-        """Train to the end."""
+        """Trains to the end."""
         from forage.records import read_metrics
 
         for _ in self.steps(resume):
@@ -129,13 +129,15 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """The newest checkpoint, and before there is one what ``model.path`` names."""
+        """The newest checkpoint, or ``model.path`` if there is none yet."""
         from forage.training.checkpoints.checkpoint import latest_checkpoint
 
         return latest_checkpoint(self.config.output_dir) or Path(self.config.model.path)
 
     def evaluate(self) -> EvaluationResult:
-        """Evaluate ``model`` as the recipe says; the files lie in ``evaluation`` of the run."""
+        """Evaluates ``model`` with the recipe's settings; writes to ``evaluation`` in the run's
+        directory.
+        """
         from forage.evaluation.evaluate import Destination, evaluate_model
         from forage.evaluation.subset import questions_to_evaluate
         from forage.plan.fit_here import fit_here
@@ -148,7 +150,7 @@ class Run:
         return _on_a_loop(evaluate_model(config, questions_to_evaluate(config), destination))
 
     def ask(self, question: str) -> Episode:
-        """Play one question greedily with ``model``."""
+        """Plays one question greedily with ``model``."""
         from forage.evaluation.asked import open_asking
 
         async def play() -> Episode:
@@ -166,7 +168,7 @@ class Run:
 
 
 class _HandOver:
-    """Between the thread that trains and the one that looks on: one step at a time."""
+    """Hands one step at a time from the training thread to the caller's."""
 
     def __init__(self) -> None:
         self.stop = StopSignal("run.steps(resume=True)")
@@ -174,7 +176,7 @@ class _HandOver:
         self._is_wanted: Callable[[], object] | None = None
 
     def train(self, config: RunConfig, resume: bool) -> None:
-        """The thread's work; what ends it is handed over, too."""
+        """The training thread's work; hands over the exception that ends it, too."""
         from forage.plan.fit_here import fit_here
         from forage.train import run_training
         from forage.training.checkpoints.run_directory import earlier_settings
@@ -189,7 +191,7 @@ class _HandOver:
             self._steps.put(None)
 
     async def see(self, step: int, groups: StepGroups, metrics: dict[str, float]) -> None:
-        """Hand the step over, and return when the next one is wanted."""
+        """Hands the step over, and returns when the caller wants the next one."""
         is_wanted = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._is_wanted = lambda: loop.call_soon_threadsafe(is_wanted.set)
@@ -197,7 +199,7 @@ class _HandOver:
         await is_wanted.wait()
 
     def next_step(self) -> Step | None:
-        """The next step, None after the last; raises what the run raised."""
+        """The next step, or None after the last; raises what the run raised."""
         if self._is_wanted is not None:
             self._is_wanted()
         found = self._steps.get()
@@ -217,7 +219,7 @@ def _tree_of(config: RunConfig | Mapping[str, Any] | Path | str) -> dict[str, An
 
 
 def _what_is_set(value: Any) -> Any:
-    """Settings as a tree of what was set, so that what was left open stays open."""
+    """Only those settings that were set explicitly, so that the others keep following defaults."""
     match value:
         case BaseModel():
             names = value.model_fields_set | ({"kind"} & set(type(value).model_fields))
@@ -229,7 +231,7 @@ def _what_is_set(value: Any) -> Any:
 
 
 def _on_a_loop(work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, also where an event loop runs already."""
+    """The result of ``work``, even if an event loop is already running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""What every section of settings is: frozen, without unknown keys; and the unions of kinds.
+"""The base of every section of settings (frozen, no unknown keys) and of unions of kinds.
 
-An algorithm's settings stand beside its formula, in ``forage/algorithms``; the other sections are
-in ``forage/config``, a file each. ``config/run_config.py`` makes a tree of them all. No file with
-settings imports torch: a wrong recipe is refused at once.
+An algorithm's settings are next to its formula, in ``forage/algorithms``; the other sections are in
+``forage/config``, one file each. ``config/run_config.py`` combines them all. No file with settings
+imports torch, so that an invalid recipe is refused at once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from pydantic import (
 from forage.errors import UserError
 
 Models = Sequence[type[BaseModel]]
-"""A section of settings: one model, or a union of models with a ``kind`` each."""
+"""A section of settings: one model, or a union of models that each have a ``kind``."""
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-"""How a recipe names something of the user's own: ``module:name``."""
+"""How a recipe refers to custom code: ``module:name``."""
 
 
 def written(own: Any) -> str:
-    """Something of the user's own as a recipe has it: its text, or where Python defined it."""
+    """Custom code as a recipe writes it: the given text, or the ``module:name`` where it is
+    defined.
+    """
     if isinstance(own, str):
         return own
     named = own if hasattr(own, "__qualname__") else type(own)
@@ -43,7 +45,7 @@ def written(own: Any) -> str:
 
 
 def can_be_recorded(own: Any) -> bool:
-    """Whether ``written`` tells this function from any other: a lambda or a partial has no name."""
+    """Whether ``written`` identifies this function: a lambda or a partial has no name."""
     return not isinstance(own, partial) and not written(own).endswith("<lambda>")
 
 
@@ -53,25 +55,25 @@ def _text_or_own(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
 
 
 def _dumped(own: Any, info: SerializationInfo) -> Any:
-    """Text in a file; in a tree of Python values the function or object itself."""
+    """The text for a file; the function or object itself in a tree of Python values."""
     return written(own) if info.mode == "json" else own
 
 
 _AS_WRITTEN = PlainSerializer(_dumped)
 Own = Annotated[str, WrapValidator(_text_or_own), _AS_WRITTEN]
-"""Something of the user's own: a text that names it, or in Python the thing itself."""
+"""Custom code: text that names it, or in Python the object itself."""
 OwnPath = Annotated[str, Field(pattern=IMPORT_PATH), WrapValidator(_text_or_own), _AS_WRITTEN]
-"""The same, where the text is ``module:name``."""
+"""The same, where the text must be ``module:name``."""
 
 
 class Strict(BaseModel):
-    """A record that never changes once read; an unknown key is an error."""
+    """A record that is immutable once read; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Frozen(BaseModel):
-    """Settings that never change once read; an unknown key is an error."""
+    """Settings that are immutable once read; an unknown key is an error."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
@@ -80,7 +82,7 @@ class Frozen(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_takes_a_key_away(cls, values: Any) -> Any:
-        """Null stands for the default, unless None is one of the values that the key may have."""
+        """Treats null as the default, unless None is a valid value for the key."""
         if not isinstance(values, dict):
             return values
         return {
@@ -95,7 +97,7 @@ class Frozen(BaseModel):
 def kind_or(default: str | None) -> BeforeValidator:
     """Reads the short form of a union of kinds: ``rloo`` is ``{kind: rloo}``.
 
-    A section that names no kind is of the kind ``default``; with None it has to name one.
+    A section without a kind gets ``default``; if that is None, it must name one.
     """
 
     def read(value: Any) -> Any:
@@ -109,14 +111,16 @@ def kind_or(default: str | None) -> BeforeValidator:
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models that a value of this type may be: ``Grpo | Rloo | None`` gives both."""
+    """The models a value of this type can be: both for ``Grpo | Rloo | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in models_in(part)]
 
 
 def models_at(models: Models, key: str) -> list[type[BaseModel]]:
-    """The models of the section that ``key`` holds in any of ``models``; none for a value."""
+    """The models of the section under ``key`` in any of ``models``; [] if the key is a plain
+    value.
+    """
     found: dict[type[BaseModel], None] = {}
     for model in models:
         if key in model.model_fields:
@@ -125,7 +129,7 @@ def models_at(models: Models, key: str) -> list[type[BaseModel]]:
 
 
 def kinds_of(models: Models) -> dict[str, type[BaseModel]]:
-    """The kinds that a section chooses from, by name; none where it is no union."""
+    """The kinds a section can choose from, by name; {} if it is not a union."""
     return {
         kind: model
         for model in models
@@ -135,17 +139,21 @@ def kinds_of(models: Models) -> dict[str, type[BaseModel]]:
 
 
 def load_by_path(path: Any, key: str) -> Any:
-    """What ``module:name`` stands for, from the current directory too; raises ``UserError``.
+    """The object that ``module:name`` refers to, also in the current directory; raises
+    ``UserError``.
 
-    What is no text is the thing itself. ``key`` is the setting that names it. What goes wrong while
-    the module runs is raised as it is, with a note.
+    A value that is not a string is returned as is. ``key`` is the setting it comes from. An
+    exception raised while the module runs is re-raised with a note.
     """
     if not isinstance(path, str):
         return path
     module_name, _, name = path.partition(":")
     if module_name.partition(".")[0] in sys.stdlib_module_names:
-        # With search.url "subprocess:getoutput" a recipe alone made each query a shell command.
-        raise UserError(f"{key} is {path}, of Python's own library; name a function of your own")
+        # With search.url "subprocess:getoutput" a recipe alone would run each query as a shell
+        # command.
+        raise UserError(
+            f"{key} is {path}, which is in Python's standard library; name a function of your own"
+        )
     found = getattr(_import(module_name, path, key), name, None)
     if found is None:
         raise UserError(f"{key}: {module_name} has no {name}; check {path}")
@@ -155,7 +163,7 @@ def load_by_path(path: Any, key: str) -> Any:
 def _import(module_name: str, path: str, key: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # last, so that a file of the user's hides no package
+        sys.path.append(here)  # last, so that no file there shadows a package
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -163,8 +171,8 @@ def _import(module_name: str, path: str, key: str) -> Any:
             raise  # a package that the user's module needs
         copy = " (forage recipes --out . copies it there)" if error.name == "examples" else ""
         raise UserError(
-            f"{key}: there is no module {error.name} for {path}, neither installed nor in the "
-            f"current directory {here}{copy}"
+            f"{key}: no module {error.name} for {path}, neither installed nor in the current "
+            f"directory {here}{copy}"
         ) from error
     except Exception as error:
         error.add_note(f"while importing {key}: {path}")

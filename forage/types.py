@@ -1,7 +1,8 @@
-"""What crosses folders: the nouns of a run, frozen, with their shapes, and three protocols.
+"""The types shared between folders: frozen dataclasses with array shapes, and the protocols between
+them.
 
-Everything below is plain data. A room receives some of these and returns others; it never reaches
-into another room's objects. Axis suffixes: ``_P`` questions, ``_G`` members of a group, ``_B``
+Everything here is plain data: a folder receives some of these and returns others, and never reaches
+into another folder's objects. Axis suffixes: ``_P`` questions, ``_G`` members of a group, ``_B``
 rows, ``_T`` tokens, ``_K`` retrieved passages, ``_V`` vocabulary.
 """
 
@@ -27,9 +28,9 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A text, its golden answers, where it comes from and its id.
+    """A question's text, golden answers, data source and id.
 
-    ``gold_passage_ids`` and ``hops`` are empty where the source does not give them.
+    ``gold_passage_ids`` and ``hops`` are empty if the source does not provide them.
     """
 
     id: str
@@ -41,7 +42,7 @@ class Question:
 
     @property
     def num_hops(self) -> int | None:
-        """Searches that a perfect policy needs, where the source says so."""
+        """The number of searches a perfect policy needs, if the source provides it."""
         return len(self.hops) or len(self.gold_passage_ids) or None
 
 
@@ -49,8 +50,8 @@ class Question:
 class Passage:
     """One unit of the corpus.
 
-    ``fields`` are what else its corpus line holds, by name: they travel with it and mean nothing
-    here, so two passages that differ in them alone are equal.
+    ``fields`` holds the other fields of its corpus line, by name. They are carried along unread, so
+    two passages that differ only in them are equal.
     """
 
     id: str
@@ -60,9 +61,9 @@ class Passage:
 
     @property
     def contents(self) -> str:
-        """The passage as its corpus line wrote it; without such a line, as Forage writes one.
+        """The ``contents`` field of the corpus line, or if it had none, title and text joined.
 
-        That is the title in quotes, a line break and the text, or a single line of text alone.
+        Joined means the title in quotes, a line break and the text, or just a single line of text.
         """
         own = self.fields.get("contents")
         if isinstance(own, str):
@@ -80,9 +81,9 @@ class Hit:
 
 
 class FailureKind(StrEnum):
-    """Why a tool or a judge gave nothing; the metric that counts it has this name.
+    """Why a tool or a judge returned nothing; also the name of the metric that counts it.
 
-    ``RAISED``: a tool of the user's raised an exception.
+    ``RAISED``: a custom tool raised an exception.
     """
 
     TIMEOUT = "timeout"
@@ -96,9 +97,9 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SearchReply:
-    """What a search gave back: hits, best first, or a typed failure (then ``hits_K`` is empty).
+    """The result of a search: hits, best first, or a typed failure (then ``hits_K`` is empty).
 
-    ``is_switched_off``: nothing was searched, because the episode is played without a search.
+    ``is_switched_off``: nothing was searched, because search is disabled for the episode.
     """
 
     hits_K: tuple[Hit, ...] = ()
@@ -109,7 +110,7 @@ class SearchReply:
 
 @dataclass(frozen=True, slots=True)
 class PageText:
-    """A page that was opened, or the part of it that was asked for.
+    """A page that was opened, or the requested part of it.
 
     ``text`` is part ``chunk`` (from 0) of ``num_chunks``; the whole page is part 0 of 1.
     """
@@ -122,9 +123,9 @@ class PageText:
 
 @dataclass(frozen=True, slots=True)
 class PageReply:
-    """What opening a page gave back: the page, or a typed failure.
+    """The result of opening a page: the page, or a typed failure.
 
-    Without either there is no page behind the address.
+    If both are None, the address has no page.
     """
 
     page: PageText | None = None
@@ -134,9 +135,9 @@ class PageReply:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerId:
-    """Which tokenizer gave token ids their meaning: ``sha256`` of its vocabulary, and its name.
+    """Identifies the tokenizer behind some token ids by the ``sha256`` of its vocabulary.
 
-    The name is for people; two with the same hash are the same.
+    ``name`` is for display only: two tokenizers with the same hash are the same.
     """
 
     name: str
@@ -146,10 +147,10 @@ class TokenizerId:
 class Origin(StrEnum):
     """Who wrote a segment of the transcript. Only ``SAMPLED`` tokens are ever trained.
 
-    ``FOLDED`` begins the context anew in the middle of an episode: all that was in it, token for
-    token, with a note in the place of each observation that was archived.
-    ``TRANSCRIBED`` is the policy's text where a server gave nothing but text: the tokens are our
-    tokenizer's reading of it, not those that were sampled, and their probabilities are unknown.
+    ``FOLDED`` restarts the context in the middle of an episode: it repeats everything in it, token
+    for token, with a note in place of each archived observation. ``TRANSCRIBED`` is the policy's
+    text from a server that returns only text: the tokens are our tokenizer's encoding of it, not
+    necessarily the sampled ones, and their probabilities are unknown.
     """
 
     PROMPT = "prompt"
@@ -160,22 +161,22 @@ class Origin(StrEnum):
 
     @property
     def is_policys(self) -> bool:
-        """Whether the policy wrote it, whatever is known of its tokens."""
+        """Whether the policy wrote the segment, sampled or transcribed."""
         return self in (Origin.SAMPLED, Origin.TRANSCRIBED)
 
 
 Alternatives = tuple[tuple[int, float], ...]
-"""Tokens that were likely at a place, the likeliest first, with their log-probabilities."""
+"""The likeliest tokens at a position, best first, with their log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tokens of one origin.
+    """A run of tokens with one origin.
 
-    ``logprobs_T`` (natural logarithm, under the distribution that was sampled from) and
-    ``versions_T`` (the policy version behind each token) are as long as ``token_ids_T`` in a
-    sampled segment and empty in the others. ``alternatives_T`` is so too where it was recorded
-    (``rollout.num_alternatives``), and else empty.
+    In a sampled segment, ``logprobs_T`` (natural logarithm, under the distribution sampled from)
+    and ``versions_T`` (the policy version behind each token) have one entry per token; in all
+    others they are empty. The same holds for ``alternatives_T`` if ``rollout.num_alternatives``
+    recorded them.
     """
 
     origin: Origin
@@ -186,15 +187,21 @@ class Segment:
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids_T) if self.origin is Origin.SAMPLED else 0
-        assert len(self.logprobs_T) == expected, "a segment's log-probabilities do not fit it"
-        assert len(self.versions_T) == expected, "a segment's policy versions do not fit it"
-        assert len(self.alternatives_T) in (0, expected), "a segment's alternatives do not fit it"
+        assert len(self.logprobs_T) == expected, (
+            "a segment needs one log-probability per sampled token"
+        )
+        assert len(self.versions_T) == expected, (
+            "a segment needs one policy version per sampled token"
+        )
+        assert len(self.alternatives_T) in (0, expected), (
+            "a segment needs alternatives for all of its sampled tokens or for none"
+        )
 
 
 class Tag(StrEnum):
-    """The tags that the protocols know without being told; each tool adds one of its own.
+    """The built-in tags; each tool adds its own.
 
-    The only place where they are spelt: ``Tag.THINK.opening`` is ``<think>``.
+    They are spelt only here: ``Tag.THINK.opening`` is ``<think>``.
     """
 
     THINK = "think"
@@ -218,16 +225,16 @@ TAGS_PROTOCOL = (Tag.THINK, Tag.SEARCH, Tag.INFORMATION, Tag.ANSWER)
 
 
 def tag_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """Matches an opening or a closing tag of these names; the tag is its group 1."""
+    """Matches an opening or closing tag with one of these names, as group 1."""
     return re.compile(rf"(</?(?:{'|'.join(names)})>)")
 
 
 SEARCH_TOOL = "search"
-"""The name of the tool that searches; ``Tag.SEARCH`` is its tag."""
+"""The search tool's name; ``Tag.SEARCH`` is its tag."""
 
 
 class ActionKind(StrEnum):
-    """What a turn of the policy amounted to; ``CALL`` is a call of any tool but search."""
+    """What a turn turned out to be; ``CALL`` is a call to any tool except search."""
 
     SEARCH = "search"
     CALL = "call"
@@ -237,11 +244,11 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One use of a tool that was run, with its arguments by name.
+    """One executed tool call, with its arguments by name.
 
-    ``result_ids_K`` name what was shown of the result (passages, an address); ``scores_K`` are the
-    retriever's of those, empty where there are none; ``seconds`` are wall-clock. With a ``failure``
-    nothing was shown but that the call failed.
+    ``result_ids_K`` identify what was shown of the result (passages, an address), and ``scores_K``
+    are the retriever's scores for them, if it has any. ``seconds`` is wall-clock time. With a
+    ``failure``, the policy was shown only that the call failed.
     """
 
     tool: str
@@ -258,19 +265,19 @@ def search_call(
     failure: FailureKind | None = None,
     seconds: float = 0.0,
 ) -> ToolCall:
-    """A call of search as it is recorded, under both protocols."""
+    """A search call in the form both protocols record it."""
     arguments = {"query_list": list(queries)}
     return ToolCall(SEARCH_TOOL, arguments, result_ids_K, failure, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy sampled until it acted or was cut, plus the observation that followed.
+    """What the policy sampled until it acted or was truncated, plus the observation that followed.
 
-    ``argument`` is the query, the arguments of another tool, the answer, or why the action was
-    invalid. ``observation`` is "" when the episode ended with this turn. ``calls`` are the tools
-    that were run. Seconds are wall-clock. ``has_open_thought``: what was before the turn ends in an
-    opening think tag, as some chat templates do.
+    ``argument`` is the query, another tool's arguments, the answer, or why the action was invalid.
+    ``observation`` is "" if the episode ended with this turn. ``calls`` are the executed tool
+    calls. Seconds are wall-clock. ``has_open_thought``: the text before the turn ends in an opening
+    think tag, as some chat templates do.
     """
 
     sampled: str
@@ -283,27 +290,27 @@ class Turn:
 
     @property
     def written(self) -> str:
-        """What was sampled, behind the think tag that was open already."""
+        """The sampled text, with the think tag that was already open before it."""
         return f"{Tag.THINK.opening if self.has_open_thought else ''}{self.sampled}"
 
     @property
     def passage_ids_K(self) -> tuple[str, ...]:
-        """The passages that the turn's search showed."""
+        """The passages that the turn's searches showed."""
         return tuple(i for call in self._searches for i in call.result_ids_K)
 
     @property
     def search_failure(self) -> FailureKind | None:
-        """Why the turn's search failed, or None."""
+        """Why one of the turn's searches failed, or None."""
         return next((call.failure for call in self._searches if call.failure), None)
 
     @property
     def search_s(self) -> float:
-        """Seconds that the turn's search took."""
+        """Seconds the turn's searches took."""
         return sum(call.seconds for call in self._searches)
 
     @property
     def failure(self) -> FailureKind | None:
-        """Why a call of the turn failed, whatever its tool, or None."""
+        """Why one of the turn's calls failed, whatever its tool, or None."""
         return next((call.failure for call in self.calls if call.failure), None)
 
     @property
@@ -323,12 +330,12 @@ class Status(StrEnum):
 
     @property
     def is_failed_call(self) -> bool:
-        """Whether a search, or a call of another tool, failed for good on the way."""
+        """Whether a search or another tool call failed for good during the episode."""
         return self in (Status.SEARCH_FAILED, Status.TOOL_FAILED)
 
 
 def status_after(turns: Sequence[Turn], status: Status) -> Status:
-    """``status``, or that a call failed, which says more unless the engine failed too."""
+    """``status``, replaced by a failed call's unless the engine failed, as that says more."""
     if status is Status.ENGINE_FAILED or not any(turn.failure for turn in turns):
         return status
     has_failed_search = any(turn.search_failure for turn in turns)
@@ -337,10 +344,10 @@ def status_after(turns: Sequence[Turn], status: Status) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A scored outcome: the value that is maximised and the parts it was made of, by name.
+    """A scored outcome: the value to maximise, and its components by name.
 
-    ``failure`` says why a judge gave no verdict: the value is then 0 and means nothing, and the
-    episode is kept out of the loss.
+    ``failure`` says why a judge returned no verdict: ``value`` is then a meaningless 0, and the
+    episode is left out of the loss.
     """
 
     value: float
@@ -369,17 +376,17 @@ class Episode:
 
     @property
     def num_searches(self) -> int:
-        """Searches that were run (a query refused by the last, forced turn is not)."""
+        """Searches that were run (a query refused in the last, forced turn does not count)."""
         return sum(turn.kind is ActionKind.SEARCH and bool(turn.observation) for turn in self.turns)
 
     @property
     def sampling_s(self) -> float:
-        """Seconds that its turns were sampled for."""
+        """Seconds spent sampling its turns."""
         return sum(turn.generate_s for turn in self.turns)
 
     @property
     def searching_s(self) -> float:
-        """Seconds that its searches and other tools took."""
+        """Seconds spent in its searches and other tools."""
         return sum(call.seconds for turn in self.turns for call in turn.calls)
 
     @property
@@ -389,9 +396,9 @@ class Episode:
 
     @property
     def contexts(self) -> list[Episode]:
-        """The sequences that it was sampled in: itself, or one from each place where it was folded.
+        """The sequences it was sampled in: itself, or one from each fold onwards.
 
-        Each has the segments of its context, and the turns that were sampled in it.
+        Each has the segments of its context and the turns sampled in it.
         """
         folds = [i for i, each in enumerate(self.segments) if each.origin is Origin.FOLDED]
         if not folds:
@@ -413,16 +420,17 @@ class Episode:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens that the policy wrote; of a transcribed text, those of our own tokenizer."""
+        """Tokens the policy wrote; for transcribed text, as our own tokenizer counts them."""
         return sum(len(s.token_ids_T) for s in self.segments if s.origin.is_policys)
 
     @property
     def is_trainable(self) -> bool:
-        """Whether it is one sequence of which every token of the policy was sampled as recorded.
+        """Whether it can be trained: every policy token was sampled as recorded, in one
+        conversation.
 
-        Or several that were folded out of each other (``contexts``). False where a text was
-        transcribed, and where several prompts follow one another: each of
-        them began a context of its own, as the baselines do that ask the policy several things.
+        The conversation may have been folded into several sequences (``contexts``). False if text
+        was transcribed, or if there are several prompts, as in baselines that ask the policy
+        several things.
         """
         origins = [segment.origin for segment in self.segments]
         return origins.count(Origin.PROMPT) <= 1 and Origin.TRANSCRIBED not in origins
@@ -432,8 +440,8 @@ class Episode:
 class Group:
     """The G episodes of one question that share a baseline.
 
-    ``greedy`` is one more episode of it, played without noise where the baseline asks for it; it
-    is never trained on.
+    ``greedy`` is an additional noise-free episode for estimators whose baseline needs one; it is
+    never trained on.
     """
 
     question: Question
@@ -443,13 +451,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one turn is sampled.
+    """How to sample one turn.
 
-    ``stop`` ends a turn as soon as the sampled text contains one of these strings; ``stop_ids``
-    as soon as one of these ids is sampled. The noise at a position depends on ``seed``,
-    ``episode_key`` and the position alone. ``temperature`` 0 is greedy. ``on_token`` is called on
-    the event loop with each token as it is sampled, where the engine is in this process.
-    ``num_alternatives`` likely tokens are given beside each, by the engines that can.
+    A turn ends as soon as the sampled text contains one of the ``stop`` strings, or one of
+    ``stop_ids`` is sampled. The noise at a position depends only on ``seed``, ``episode_key`` and
+    the position. ``temperature`` 0 is greedy. An in-process engine calls ``on_token`` on the event
+    loop with each sampled token. Engines that can also return ``num_alternatives`` likely tokens
+    per position.
     """
 
     max_tokens: int
@@ -464,7 +472,7 @@ class Sampling:
 
 
 class FinishReason(StrEnum):
-    """Why a turn's sampling ended."""
+    """Why sampling of a turn ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -472,10 +480,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One turn as sampled: every token that the engine chose, the stopping one included.
+    """One sampled turn: every token the engine chose, including the stop token.
 
-    ``is_transcribed``: only the text was known, the tokens are read off it, and ``logprobs_T`` and
-    ``versions_T`` are empty.
+    ``is_transcribed``: the server returned only text, so the tokens are our encoding of it, and
+    ``logprobs_T`` and ``versions_T`` are empty.
     """
 
     token_ids_T: tuple[int, ...]
@@ -491,30 +499,30 @@ class EngineError(RuntimeError):
 
 
 class ContextOverflow(EngineError):
-    """The model's context holds no further turn; the episode ends as ``OUT_OF_TOKENS``."""
+    """The model's context has no room for another turn; the episode ends as ``OUT_OF_TOKENS``."""
 
 
 class Generate(Protocol):
-    """What the environment needs of an engine."""
+    """What the environment requires of an engine."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Sample one turn after ``token_ids``; raises ``EngineError``."""
+        """Samples one turn after ``token_ids``; raises ``EngineError``."""
         ...
 
     def release(self, episode_key: str) -> None:
-        """The episode is over: whatever was kept for its next turn may go."""
+        """Ends an episode: the engine may free whatever it kept for the next turn."""
         ...
 
 
 class Retriever(Protocol):
-    """What the environment needs of a retriever. Failures are replies, never exceptions."""
+    """What the environment requires of a retriever. Failures are replies, never exceptions."""
 
     async def search(self, query: str) -> SearchReply: ...
 
 
 @runtime_checkable
 class PageOpener(Protocol):
-    """What a tool that reads pages needs. Failures are replies, never exceptions."""
+    """What a tool that reads pages requires. Failures are replies, never exceptions."""
 
     async def open_page(
         self, url: str, chunk: int = 0, max_chars: int | None = None
@@ -522,6 +530,6 @@ class PageOpener(Protocol):
 
 
 class Score(Protocol):
-    """What the scheduler needs of the rewards; a judge that fails is in the reward it gives."""
+    """What the scheduler requires of the rewards; a judge's failure is part of the reward."""
 
     async def __call__(self, episode: Episode) -> Reward: ...

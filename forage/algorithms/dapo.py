@@ -1,6 +1,6 @@
-"""What DAPO adds around the loss: dynamic sampling, and a penalty for episodes that run too long.
+"""What DAPO adds around the loss: dynamic sampling, and a penalty for overlong episodes.
 
-Pure selection and arithmetic; playing more questions is the loop's part. Source:
+Only selection and arithmetic; the loop plays the additional questions. Source:
 https://arxiv.org/abs/2503.14476, section 3.
 """
 
@@ -16,50 +16,50 @@ from forage.settings import Frozen
 
 
 class DynamicSamplingConfig(Frozen):
-    """Replaces groups whose episodes all earned the same by groups of other questions."""
+    """Replaces groups whose episodes all earned the same with groups of other questions."""
 
     max_rounds: int = Field(default=10, ge=0)
-    """Rounds of replacement in a step at most."""
+    """Maximum rounds of replacement per step."""
     oversampling: float = Field(default=1.0, ge=1)
     """1.5 plays half as many groups again in each round."""
 
 
 def is_flat(returns_G: Sequence[float]) -> bool:
-    """Whether no two episodes of the group differ in what they earned."""
+    """Whether all episodes of the group earned the same."""
     return not returns_G or min(returns_G) == max(returns_G)
 
 
 def choose(is_flat_P: Sequence[bool], num_wanted: int) -> list[int]:
-    """The first ``num_wanted`` groups that are not flat, in their order."""
+    """The first ``num_wanted`` groups that are not flat, in order."""
     return [index for index, flat in enumerate(is_flat_P) if not flat][:num_wanted]
 
 
 def oversampled(count: int, factor: float) -> int:
-    """``count`` times ``factor``, rounded up, but for the rounding of the product itself."""
+    """``count`` times ``factor``, rounded up, ignoring the product's floating-point error."""
     return ceil(count * factor - 1e-9)
 
 
 class OverlongConfig(Frozen):
-    """The penalty for episodes that write close to a limit of sampled tokens."""
+    """The penalty for episodes that come close to a limit of sampled tokens."""
 
     max_tokens: int = Field(ge=1)
-    """Sampled tokens at which the penalty is whole."""
+    """Sampled tokens at which the full penalty applies."""
     buffer_tokens: int = Field(default=128, ge=1)
-    """Tokens before that over which the penalty grows from 0."""
+    """Tokens before that limit over which the penalty rises from 0."""
     penalty: float = Field(default=1.0, gt=0)
-    """What is taken off the reward at most."""
+    """The full penalty, subtracted from the reward."""
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> Self:
         if self.buffer_tokens > self.max_tokens:
             raise ValueError(
                 f"algorithm.overlong.buffer_tokens ({self.buffer_tokens}) is above max_tokens "
-                f"({self.max_tokens}): every episode would be too long; lower buffer_tokens"
+                f"({self.max_tokens}), so every episode would be penalised; lower buffer_tokens"
             )
         return self
 
     def penalty_for(self, num_sampled_tokens: int) -> float:
-        """What an episode loses that wrote so many tokens."""
+        """The penalty of an episode with this many sampled tokens."""
         limits = (self.max_tokens, self.buffer_tokens, self.penalty)
         return overlong_penalty(num_sampled_tokens, *limits)
 
@@ -67,9 +67,9 @@ class OverlongConfig(Frozen):
 def overlong_penalty(
     num_sampled_tokens: int, max_tokens: int, buffer_tokens: int, penalty: float
 ) -> float:
-    """What is taken off the reward: 0 up to the buffer, then linearly up to ``penalty`` at the end.
+    """The penalty: 0 up to the buffer, then rising linearly to ``penalty`` at ``max_tokens``.
 
-    Only what the policy wrote is counted: a long observation costs nothing. Source: DAPO's soft
+    Only the policy's own tokens count: a long observation costs nothing. Source: DAPO's soft
     overlong punishment, https://arxiv.org/abs/2503.14476, equation 13.
     """
     into_buffer = num_sampled_tokens - (max_tokens - buffer_tokens)

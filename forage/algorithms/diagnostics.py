@@ -1,7 +1,7 @@
-"""How far sampler and trainer disagree about the tokens that were sampled, in several measures.
+"""Several measures of how far sampler and trainer disagree about the sampled tokens.
 
 Computed on the log-probabilities of a whole step's batch, before its first update. At staleness 0
-with the in-process engine all divergences are 0 and all ratios 1, but for rounding.
+with the in-process engine all divergences are 0 and all ratios 1, up to rounding.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from forage.batch import Sequences
 def mismatch(
     logprobs_M: Tensor, sampler_logprobs_M: Tensor, sequences: Sequences
 ) -> dict[str, float]:
-    """Divergences between trainer and sampler, estimated on tokens that the sampler chose.
+    """Divergences between trainer and sampler, estimated on the sampled tokens.
 
-    With r = trainer / sampler and d = log r: ``kl`` is KL(sampler || trainer) by k3, the mean of
-    r - 1 - d, ``kl_reverse`` is KL(trainer || sampler), the mean of r d - (r - 1)
-    (http://joschu.net/blog/kl-approx.html); ``chi2`` is the mean of r^2 less 1, over tokens and
+    With r = trainer / sampler and d = log r: ``kl`` is KL(sampler || trainer) by k3, the mean of r
+    - 1 - d, ``kl_reverse`` is KL(trainer || sampler), the mean of r d - (r - 1)
+    (http://joschu.net/blog/kl-approx.html); ``chi2`` is the mean of r^2 minus 1, over tokens and
     over sequences (r their product); ``perplexity_ratio`` is the trainer's perplexity over the
-    sampler's, mean over sequences; ``ess`` is (sum r)^2 / (n sum r^2), over tokens and sequences
-    (https://artowen.su.domains/mc/Ch-var-is.pdf, section 9.3). Without tokens nothing differs.
+    sampler's, averaged over sequences; ``ess`` is (sum r)^2 / (n sum r^2), over tokens and
+    sequences (https://artowen.su.domains/mc/Ch-var-is.pdf, section 9.3). Without tokens all
+    differences are 0.
     """
     if not len(logprobs_M):
         return {
@@ -41,7 +42,7 @@ def mismatch(
     d_M = (logprobs_M - sampler_logprobs_M).double()
     bounded_M = bounded(d_M)
     ratio_M = bounded_M.exp()
-    # expm1, because exp(x) - 1 of a tiny difference is rounding and nothing else.
+    # expm1, because exp(x) - 1 of a tiny difference is nothing but rounding error.
     grown_M = torch.expm1(bounded_M)
     d_S = bounded(sequences.sums(d_M))
     mean_d_S = sequences.means(d_M)

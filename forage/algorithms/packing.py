@@ -1,7 +1,7 @@
-"""Groups to batches: episodes laid end to end in micro-batches of a token budget.
+"""Packs groups into batches: episodes laid end to end in micro-batches of a token budget.
 
-Every mask, log-probability and advantage is derived from the segments of the transcript; nothing
-is padded, so nothing is told from padding. Which rows share a micro-batch changes no gradient.
+Every mask, log-probability and advantage is derived from the transcript's segments; there is no
+padding. Which rows share a micro-batch changes no gradient.
 
 A worked example: prompt 1 2, sampled 3 4, observation 5, sampled 6, with advantage 0.5::
 
@@ -24,17 +24,19 @@ from forage.batch import Batch, Packed, Rows, Sequences, Tokens, Weighed
 from forage.types import Episode, Origin
 
 CostOf = Callable[[int], float]
-"""What a sequence of so many tokens costs to learn, in any unit."""
+"""The cost of training on a sequence of this many tokens, in any unit."""
 _COLUMNS = (
     *("old_logprobs_M", "reference_logprobs_M", "weights_M"),
     *("values_M", "returns_M", "advantages_M", "is_picked_M"),
 )
-"""What ``Weighed`` tells the loss of each token, under the names of ``Tokens``."""
+"""The columns of ``Weighed`` that the loss reads per token, under their names in ``Tokens``."""
 
 
 def unweighed(episode: Episode) -> Weighed:
-    """An episode of which nothing is known yet: no advantage, full weight, the sampler's word."""
-    assert episode.is_trainable, "only one sequence of tokens that were sampled as such is trained"
+    """A freshly played episode: no advantage, full weight, the sampler's log-probabilities."""
+    assert episode.is_trainable, (
+        "an episode must be one conversation of tokens recorded as sampled to be trained on"
+    )
     logprobs_M = torch.tensor(
         [p for segment in episode.segments for p in segment.logprobs_T], dtype=torch.float32
     )
@@ -55,9 +57,9 @@ def unweighed(episode: Episode) -> Weighed:
 
 
 def contexts(each: Weighed) -> list[Weighed]:
-    """An episode as the sequences that it was sampled in, each with its own tokens' numbers.
+    """An episode as the sequences it was sampled in, each with its own tokens' numbers.
 
-    One, itself, unless its context was folded. Every sampled token is in one of them, once.
+    One sequence, itself, unless its context was folded. Every sampled token is in exactly one.
     """
     parts = each.episode.contexts
     if len(parts) == 1:
@@ -73,11 +75,11 @@ def contexts(each: Weighed) -> list[Weighed]:
 def pack(
     weighed: Sequence[Weighed], max_tokens: int, cost_of: CostOf = float, num_at_once: int = 1
 ) -> Batch:
-    """Lay the episodes of which a token is trained into micro-batches of at most ``max_tokens``.
+    """Lays the episodes with a trained token out in micro-batches of at most ``max_tokens``.
 
     Each context of an episode is a sequence. The number of micro-batches is a multiple of
-    ``num_at_once``, if there are as many sequences. Raises ``AssertionError`` for one that is
-    longer (the config rules it out).
+    ``num_at_once`` if there are enough sequences. Raises ``AssertionError`` for a sequence that is
+    too long (the config rules it out).
     """
     parts = [part for each in weighed for part in contexts(each)]
     trained = [each for each in parts if bool(each.is_kept_M.any())]
@@ -98,9 +100,9 @@ def pack_mini_batches(
     cost_of: CostOf = float,
     num_at_once: int = 1,
 ) -> list[Batch]:
-    """One batch an optimizer step: consecutive groups, as many to each as can be, none split.
+    """One batch per optimizer step: consecutive groups, split evenly without dividing any.
 
-    ``picked`` marks the tokens of an optimizer step that a loss by covariance picks.
+    ``picked`` selects the tokens of an optimizer step for a covariance loss.
     """
     edges = [len(weighed_P) * i // num_mini_batches for i in range(num_mini_batches + 1)]
     mini_batches = [list(chain.from_iterable(weighed_P[i:j])) for i, j in pairwise(edges)]
@@ -114,8 +116,8 @@ def balanced_bins(
 
     Their number is rounded up to a multiple of ``multiple_of``; none is empty.
 
-    The dearest sequence goes to the cheapest bin that has room (longest processing time first,
-    https://doi.org/10.1137/0117039); where that leaves a sequence without room, first fit serves.
+    The most expensive sequence goes to the cheapest bin with room (longest processing time first,
+    https://doi.org/10.1137/0117039); if that leaves a sequence without room, first fit is used.
     """
     fallback = first_fit(sizes, max_tokens)
     num_bins = -(-len(fallback) // multiple_of) * multiple_of
@@ -151,17 +153,18 @@ def first_fit(sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def estimated_flops(num_tokens: int, num_parameters: int, attention_width: int) -> float:
-    """Floating-point operations of a forward pass over one sequence that sees itself causally.
+    """Floating-point operations of a causal forward pass over one sequence.
 
-    ``attention_width`` is layers x heads x head size. Two operations a weight and token, and four
-    an attended pair (score and sum), half the pairs being masked: https://arxiv.org/abs/2001.08361,
-    section 2.1. A backward pass costs twice that, which changes no proportion.
+    ``attention_width`` is layers x heads x head size. Two operations per weight and token, and four
+    per attended pair (score and sum), half the pairs being masked:
+    https://arxiv.org/abs/2001.08361, section 2.1. A backward pass costs twice that, which changes
+    no proportion.
     """
     return 2.0 * num_parameters * num_tokens + 2.0 * attention_width * num_tokens**2
 
 
 def lay_end_to_end(sequences: Sequence[Sequence[int]]) -> Packed:
-    """Token sequences one after the other, each with positions of its own."""
+    """Token sequences one after the other, each with its own positions."""
     starts = [0]
     for token_ids in sequences:
         starts.append(starts[-1] + len(token_ids))
@@ -175,13 +178,13 @@ def lay_end_to_end(sequences: Sequence[Sequence[int]]) -> Packed:
 
 
 def sequence_numbers(packed: Packed) -> Tensor:
-    """The number of each token's sequence within its row [N]."""
+    """Each token's sequence number within its row [N]."""
     lengths = torch.tensor(packed.starts_S1).diff()
     return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
 
 
 def lay(weighed: Sequence[Weighed]) -> Rows:
-    """One micro-batch of these episodes, in their order; what is rejected counts as not sampled."""
+    """One micro-batch of these episodes, in order; rejected tokens count as not sampled."""
     segments = [segment for each in weighed for segment in each.episode.segments]
     turns = [segment for segment in segments if segment.origin is Origin.SAMPLED]
     logprobs = [logprob for turn in turns for logprob in turn.logprobs_T]
@@ -207,7 +210,7 @@ def lay(weighed: Sequence[Weighed]) -> Rows:
 
 
 def empty_rows() -> Rows:
-    """A micro-batch of one token that nobody learns, for a rank that has none of its own."""
+    """A micro-batch of one untrained token, for a rank that has no episodes."""
     nothing, numbers = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
     sequences = Sequences(numbers, 1)
     others = [numbers.bool(), numbers, numbers]

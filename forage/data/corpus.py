@@ -1,7 +1,7 @@
-"""The corpus: passages read from and written to jsonl.
+"""The corpus: passages read from and written to JSONL.
 
-``read_corpus`` streams any corpus that Search-R1 and its reproductions use: jsonl, gzip too, in
-one file or several. The copy that an index keeps is ``corpus_store.py``'s.
+``read_corpus`` streams any corpus that Search-R1 and its reproductions use: JSONL, optionally
+gzipped, in one or more files. ``corpus_store.py`` makes the copy that an index keeps.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 _GZIP_MAGIC = b"\x1f\x8b"
 _BLOCK_BYTES = 2**22
 _MAX_LINE_BYTES = 2**28
-# Text packs to a tenth or a fiftieth; gzip's own limit, which bombs come near, is a thousandth.
+# Text compresses to a tenth or a fiftieth; gzip's own limit, which bombs approach, is a thousandth.
 _MAX_RATIO, _UNPACKED_ANYHOW = 300, 2**28
-# NaN and Infinity are Python's, not JSON's: no reply could hold them.
+# NaN and Infinity exist in Python's JSON only: no HTTP reply could contain them.
 _JSON = json.JSONDecoder(parse_constant=lambda _: None)
 
 _NEEDED = (
-    'each line needs "id" and "contents" (or "title" and "text"), such as '
-    '{"id": "a1", "title": "Ada", "text": "Born in 1815."}'
+    'each line needs "id" and "contents" (or "title" and "text"), for example {"id": "a1", '
+    '"title": "Ada", "text": "Born in 1815."}'
 )
 
 
@@ -42,10 +42,10 @@ def format_contents(passage: Passage) -> str:
 
 
 def parse_contents(contents: str) -> tuple[str, str]:
-    """Title and text of ``contents``; the title's quotes are optional.
+    """Splits ``contents`` into title and text; the quotes around the title are optional.
 
-    ``'"Ada"\\nBorn 1815.'`` and ``'Ada\\nBorn 1815.'`` give ``("Ada", "Born 1815.")``; a single
-    line without quotes is all text.
+    ``'"Ada"\nBorn 1815.'`` and ``'Ada\nBorn 1815.'`` give ``("Ada", "Born 1815.")``; a single line
+    without quotes is all text.
     """
     first, line_break, text = contents.partition("\n")
     title = first.strip()
@@ -55,9 +55,9 @@ def parse_contents(contents: str) -> tuple[str, str]:
 
 
 def with_contents(passage: Passage, contents: object) -> Passage:
-    """``passage`` with the ``contents`` of its line, where they cannot be made of title and text.
+    """``passage`` with its line's ``contents``, if title and text alone would not reproduce them.
 
-    A title without quotes, or with spaces around it, is shown and served as the corpus has it.
+    A title without quotes, or with spaces around it, is shown and served as in the corpus.
     """
     whole = replace_surrogates(contents) if isinstance(contents, str) else passage.contents
     if whole == passage.contents:
@@ -68,61 +68,63 @@ def with_contents(passage: Passage, contents: object) -> Passage:
 def read_corpus(path: Path) -> Iterator[Passage]:
     """The passages of a corpus; raises ``UserError`` with the line number.
 
-    A corpus is a jsonl file, plain or gzip, or a directory of such files, read by name.
+    A corpus is a JSONL file, plain or gzipped, or a directory of such files, read in order of name.
     """
     for block in line_blocks(path):
         yield from block.passages()
 
 
 def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
-    """Write passages as jsonl that ``read_corpus`` reads back equal (gzip where it ends in .gz).
+    """Writes passages as JSONL that ``read_corpus`` reads back equal (gzipped if it ends in .gz).
 
-    An older file is replaced in one move.
+    An existing file is replaced atomically.
     """
     is_gzip = path.suffix == ".gz"
     with written_whole(path) as file, ExitStack() as stack:
-        # mtime=0: the same passages give the same bytes, whenever they are written.
+        # mtime=0: the same passages always give the same bytes.
         packed = gzip.GzipFile(path.name, "wb", mtime=0, fileobj=file) if is_gzip else None
         out = cast(BinaryIO, file if packed is None else stack.enter_context(packed))
         for passage in passages:
             if "\n" in passage.title:
                 raise UserError(
-                    f"passage {passage.id!r}: its title holds a line break ({passage.title!r}), "
-                    "which a corpus line cannot express; put the title on one line"
+                    f"passage {passage.id!r}: its title contains a line break "
+                    f"({passage.title!r}), which a corpus line cannot express; put the title on "
+                    "one line"
                 )
             row = {"id": passage.id, "contents": passage.contents, **passage.fields}
             out.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """The files that a corpus is made of; raises ``UserError`` for a directory without any."""
+    """The files that make up a corpus; raises ``UserError`` for a directory without any."""
     if not path.is_dir():
         return [path]
     files = without_links_out(
         path, (f for f in path.iterdir() if f.name.endswith((".jsonl", ".jsonl.gz")))
     )
     if not files:
-        raise UserError(f"the directory {path} holds no .jsonl or .jsonl.gz file")
+        raise UserError(f"the directory {path} contains no .jsonl or .jsonl.gz file")
     return files
 
 
 def without_links_out(folder: Path, files: Iterable[Path]) -> list[Path]:
-    """The files by name, without those that a link leads to out of the folder: each is logged."""
+    """The files in order of name, except those a link takes out of the folder, which are logged."""
     base = folder.resolve()
     inside: list[Path] = []
     for file in sorted(files):
         if (place := file.resolve()).is_relative_to(base):
             inside.append(file)
         else:
-            logger.warning("%s is left out: it leads out of %s, to %s", file, folder, place)
+            logger.warning("skipping %s: it links out of %s, to %s", file, folder, place)
     return inside
 
 
 @dataclass(frozen=True, slots=True)
 class LineBlock:
-    """Lines of one file, stripped and none of them blank.
+    """Lines of one file, stripped and never blank.
 
-    ``first_row`` is the row of the first; ``numbers`` are where each stands in its file, from 1.
+    ``first_row`` is the row of the first line; ``numbers`` are the line numbers in the file, from
+    1.
     """
 
     file: Path
@@ -137,7 +139,9 @@ class LineBlock:
 
 
 def line_blocks(path: Path) -> Iterator[LineBlock]:
-    """The lines of a corpus, some megabytes at a time; raises ``UserError`` behind what it read."""
+    """A corpus's lines, a few megabytes at a time; raises ``UserError`` after yielding what it
+    read.
+    """
     row = 0
     for file in corpus_files(path):
         reading, failure = file_lines(file), None
@@ -177,8 +181,8 @@ def file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     raise UserError(f"{path}:{number}: a line of more than {len(line):,} bytes")
                 if is_gzip and num_bytes > _UNPACKED_ANYHOW + _MAX_RATIO * raw.tell():
                     raise UserError(
-                        f"{path}:{number}: unpacks to more than {_MAX_RATIO} times its size, which "
-                        "no text does; unpack it by hand if you trust it"
+                        f"{path}:{number}: decompresses to more than {_MAX_RATIO} times its size, "
+                        "which no text does; decompress it yourself if you trust it"
                     )
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
@@ -186,8 +190,8 @@ def file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, stripped
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
-            f"{path}: the gzip data ends or breaks after line {number} ({error}); "
-            "download or write the file again"
+            f"{path}: the gzip data ends or is corrupt after line {number} ({error}); download or "
+            "write the file again"
         ) from error
     except OSError as error:
         reason = error.strerror or str(error)
@@ -195,17 +199,17 @@ def file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
-    """The passage on a line: ``id`` and ``contents``, or ``id`` and ``text`` with a ``title``.
+    """The passage on a line: ``id`` and ``contents``, or ``id``, ``text`` and optionally ``title``.
 
-    ASearcher's rows have ``url`` and no ``id``; their id is the address and the row's index. What
-    a line holds beside ``id`` and ``contents`` are the passage's fields.
+    ASearcher's rows have ``url`` and no ``id``; their id is the address and the row's index. Other
+    keys on the line become the passage's fields.
     """
     row = parse_object(line, path, number)
     identity = row.get("id")
     if "id" not in row and isinstance(row.get("url"), str):
         identity = f"{row['url']}#{index}"
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
-        wrong = _what_is_wrong(row, "id", "a text or whole number")
+        wrong = _what_is_wrong(row, "id", "a string or an integer")
         raise UserError(f"{path}:{number}: {wrong}; {_NEEDED}")
     contents, text, title = row.get("contents"), row.get("text"), row.get("title")
     if isinstance(text, str) and isinstance(title, str):
@@ -227,7 +231,7 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
 
 
 def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    """The JSON object on a line; raises ``UserError`` that names the line."""
+    """The JSON object on a line; raises a ``UserError`` that names the line."""
     try:
         row = _JSON.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -238,7 +242,7 @@ def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any]:
         raise UserError(f"{path}:{number}: not valid JSON ({error})") from error
     if not isinstance(row, dict):
         raise UserError(
-            f"{path}:{number}: holds a {type(row).__name__}; a JSON object is needed on each line"
+            f"{path}:{number}: contains a {type(row).__name__}; each line must be a JSON object"
         )
     return cast(dict[str, Any], row)
 

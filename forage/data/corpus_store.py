@@ -1,7 +1,7 @@
-"""The copy of a corpus that an index keeps: a passage by row or by id at the cost of one seek.
+"""An index's copy of a corpus: a passage by row or by id at the cost of one seek.
 
-It is uncompressed and memory-mapped, with an offset for each row, however large the corpus is. What
-a line of a corpus says is ``corpus.py``'s; nothing here knows how passages are searched.
+It is uncompressed and memory-mapped, with one offset per row, however large the corpus is.
+``corpus.py`` parses its lines; nothing here knows how passages are searched.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class StoredCorpus:
 def build_store(
     corpus: Path, directory: Path, on_passage: Callable[[Passage], None] = lambda _: None
 ) -> StoredCorpus:
-    """Copy ``corpus`` uncompressed into ``directory``, with offsets and ids; raises ``UserError``.
+    """Copies ``corpus`` uncompressed into ``directory``, with offsets and ids; raises
+    ``UserError``.
 
     ``on_passage`` is called with each passage, in row order.
     """
@@ -48,7 +49,7 @@ def build_store(
 
 
 def hash_ids(block: LineBlock, on_passage: Callable[[Passage], None]) -> array[int]:
-    """What ``write_store`` wants of a block: the hash of each id; raises ``UserError``.
+    """Hashes the id of each passage in a block, for ``write_store``; raises ``UserError``.
 
     ``on_passage`` is called with each passage.
     """
@@ -62,7 +63,7 @@ def hash_ids(block: LineBlock, on_passage: Callable[[Passage], None]) -> array[i
 def write_store(
     corpus: Path, directory: Path, blocks: Iterable[tuple[LineBlock, array[int]]]
 ) -> StoredCorpus:
-    """``build_store`` of blocks of lines whose ids are hashed, in row order."""
+    """``build_store`` for blocks of lines whose ids are already hashed, in row order."""
     offsets, hashes, numbers = array("Q", [0]), array("Q"), array("Q")
     first_rows: dict[Path, int] = {}
     digest = sha256()
@@ -77,7 +78,7 @@ def write_store(
             hashes.extend(block_hashes)
             numbers.extend(block.numbers)
     if not hashes:
-        raise UserError(f"the corpus {corpus} holds no passage")
+        raise UserError(f"the corpus {corpus} contains no passages")
     np.save(directory / OFFSETS_FILE, np.frombuffer(offsets, dtype=np.uint64))
     _save_id_table(np.frombuffer(hashes, dtype=np.uint64), directory)
     with CorpusStore(directory) as store:
@@ -90,7 +91,7 @@ def _hash_id(identity: str) -> int:
 
 
 def _save_id_table(hashes: np.ndarray, directory: Path) -> None:
-    """Rows sorted by the bucket of their id, and where each bucket starts (one row on average)."""
+    """Saves rows sorted by the bucket of their id, and each bucket's start (one row on average)."""
     num_rows = len(hashes)
     buckets = hashes % np.uint64(num_rows)
     rows = np.argsort(buckets, kind="stable")
@@ -100,13 +101,13 @@ def _save_id_table(hashes: np.ndarray, directory: Path) -> None:
 
 
 class CorpusStore:
-    """A corpus on disk: a passage by row or by id in O(1), without reading the rest.
+    """A corpus on disk: finds a passage by row or by id in O(1), without reading the rest.
 
     Safe to read from several threads. Use ``build_store`` to make one.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Map the files of ``directory``; raises ``UserError`` if they do not fit together."""
+        """Maps the files of ``directory``; raises ``UserError`` if they do not match."""
         self._path = directory / LINES_FILE
         try:
             self._offsets = np.load(directory / OFFSETS_FILE, mmap_mode="r")
@@ -116,12 +117,12 @@ class CorpusStore:
                 self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, EOFError, ValueError) as error:
             raise UserError(
-                f"the corpus store in {directory} cannot be read ({error}); build the index again"
+                f"cannot read the corpus store in {directory} ({error}); build the index again"
             ) from error
         num_rows = len(self._offsets) - 1
         if int(self._offsets[-1]) != len(self._lines) or len(self._id_rows) != num_rows:
             raise UserError(
-                f"{self._path} is {len(self._lines)} bytes, but its offsets describe "
+                f"{self._path} has {len(self._lines)} bytes, but its offsets describe "
                 f"{int(self._offsets[-1])} bytes and its ids {len(self._id_rows)} of {num_rows} "
                 "passages; build the index again"
             )
@@ -162,7 +163,9 @@ class CorpusStore:
     def refuse_repeated_ids(
         self, hashes: array[int], first_rows: dict[Path, int], numbers: array[int]
     ) -> None:
-        """Raise ``UserError`` for an id that two lines share; files begin at ``first_rows``."""
+        """Raises ``UserError`` if two lines share an id; ``first_rows`` are the files' first
+        rows.
+        """
         by_hash = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
         ordered = np.frombuffer(hashes, dtype=np.uint64)[by_hash]
         for place in np.flatnonzero(ordered[1:] == ordered[:-1]).tolist():
@@ -172,7 +175,7 @@ class CorpusStore:
                 of_first, of_second = (_file_of(row, first_rows) for row in (first, second))
                 other = "" if of_first == of_second else f" of {of_first}"
                 raise UserError(
-                    f"{of_second}:{numbers[second]}: the id {identity!r} is already that of line "
+                    f"{of_second}:{numbers[second]}: the id {identity!r} is already used in line "
                     f"{numbers[first]}{other}; ids must be unique"
                 )
 

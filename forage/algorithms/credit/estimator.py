@@ -1,7 +1,7 @@
-"""What an estimator of advantages is handed, what it gives back, and what it says of itself.
+"""The interface of advantage estimators: what one receives, returns and declares.
 
-Each estimator is a file beside this one: its settings, its formula as a pure function, and
-``advantages`` or ``credit``, which calls it. ``training/credit.py`` hands it one group at a time.
+Each estimator is a file in this folder: its settings, its formula as a pure function, and
+``advantages`` or ``credit``, which calls it. ``training/credit.py`` passes it one group at a time.
 To add one, copy ``rloo.py`` and add a line to the union in ``config/algorithm_config.py``.
 """
 
@@ -22,25 +22,25 @@ class CriticConfig(Frozen):
     path: str | None = None
     """The model to start from; null: the policy's starting weights."""
     learning_rate: float = Field(default=1e-5, gt=0)
-    """The rate of the critic's own AdamW."""
+    """Learning rate of the critic's AdamW."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps over which that rate grows from 0."""
+    """Optimizer steps over which that rate rises from 0."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """The weight decay of the critic's AdamW."""
+    """Weight decay of the critic's AdamW."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """The norm that the critic's gradient is clipped to."""
+    """Maximum gradient norm of the critic (clipping)."""
     value_clip: float | None = Field(default=0.5, gt=0)
-    """How far a value may move in one update; null: freely."""
+    """How far a value may move in one update; null: no limit."""
     num_warmup_steps: int = Field(default=0, ge=0)
-    """First steps of the loop in which the critic learns alone."""
+    """First steps of the loop in which only the critic learns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earned:
     """What an episode earned turn by turn (``_T`` are turns), before any baseline.
 
-    ``_M`` are its sampled tokens: what the leash takes off the reward at each, the critic's value
-    before each, where there is a critic, and the energy of each, where the estimator reads it.
+    ``_M`` are its sampled tokens: the KL penalty on the reward at each, the critic's value before
+    each if there is a critic, and the energy of each if the estimator reads it.
     """
 
     rewards_T: tuple[float, ...]
@@ -49,63 +49,63 @@ class Earned:
     values_M: Sequence[float] = ()
     energies_M: Sequence[float] = ()
     parts_K: tuple[float, ...] = ()
-    """The parts of the reward that the estimator reads."""
+    """The reward components that the estimator reads."""
 
     @property
     def total(self) -> float:
-        """What the episode earned in all, without the leash."""
+        """What the episode earned in total, before the KL penalty."""
         return sum(self.rewards_T)
 
 
 @dataclass(frozen=True, slots=True)
 class EarnedByGroup:
-    """The episodes of a group that may be learnt, and the baselines that stand outside of it."""
+    """A group's trainable episodes, and the baselines that come from outside the group."""
 
     members_G: Sequence[Earned]
     running_baseline: float | None = None
-    """The mean over the steps before, where the estimator keeps one and this is not the first."""
+    """The mean over the previous steps, if the estimator keeps one; None in the first step."""
     greedy_reward: float = 0.0
-    """What the greedy episode earned, where the estimator asks for one."""
+    """The greedy episode's reward, if the estimator asks for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCredit:
-    """An episode's advantage at each sampled token, and what a critic has to learn there."""
+    """An episode's advantage at each sampled token, and the critic's target there."""
 
     advantages_M: Sequence[float]
     returns_M: Sequence[float] | None = None
 
 
 class Estimator(Frozen):
-    """The settings of an estimator, and what others must know of it."""
+    """The settings of an estimator, and what it declares to its callers."""
 
     plays_greedy: ClassVar[bool] = False
-    """Whether one more episode of each question is played greedily."""
+    """Whether each question gets an additional greedy episode."""
     reads_energies: ClassVar[bool] = False
-    """Whether it asks for the energy of each token, which takes a forward pass."""
+    """Whether it reads each token's energy, which takes a forward pass."""
 
     @property
     def needs_groups(self) -> bool:
-        """Whether an episode is compared with others of the same question."""
+        """Whether it compares an episode with others of the same question."""
         return True
 
     @property
     def is_whitened(self) -> bool:
-        """Whether the advantages of all tokens of a step get mean 0 and deviation 1."""
+        """Whether advantages are normalised to mean 0 and deviation 1 over all tokens of a step."""
         return False
 
     @property
     def baseline_decay(self) -> float | None:
-        """How much of the running baseline a step leaves; None: there is none."""
+        """The share of the running baseline that survives a step; None: it keeps none."""
         return None
 
     @property
     def reads_parts(self) -> tuple[str, ...]:
-        """The parts of the reward that it reads instead of the whole."""
+        """The reward components it reads in place of the total."""
         return ()
 
     def step_factor(self, totals_P: Sequence[Sequence[float]]) -> float:
-        """What multiplies every advantage of a step, from what the members of each group earned."""
+        """The factor for every advantage of a step, computed from each group's total rewards."""
         return 1.0
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
@@ -118,12 +118,12 @@ class Estimator(Frozen):
         ]
 
     def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
-        """One for all tokens of an episode; where they differ, ``credit`` is another.
+        """One advantage per episode, for all its tokens; override ``credit`` where tokens differ.
 
-        ``rewards_G`` is what each episode earned, less what the leash takes off it.
+        ``rewards_G`` is what each episode earned, less its KL penalty.
         """
         raise NotImplementedError
 
     def metrics(self, totals_P: Sequence[Sequence[float]]) -> dict[str, float]:
-        """What it measures of a step, from what the members of each group earned."""
+        """Metrics of a step, from each group's total rewards."""
         return {}

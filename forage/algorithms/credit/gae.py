@@ -1,7 +1,7 @@
-"""GAE: returns and advantages token by token, and what the critic learns from them.
+"""GAE: returns and advantages per token, and the critic's loss.
 
-The tokens here are the sampled ones of one episode in their order: an observation is no step of
-the policy, so the value after a turn's last token is that of the next turn's first.
+The tokens here are the sampled ones of one episode in order. An observation is not a step of the
+policy, so the value after a turn's last token is the value before the next turn's first.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class Gae(TurnRewards):
-    """PPO's generalised advantages, from the values of a critic."""
+    """PPO's generalised advantages, from a critic's values."""
 
     kind: Literal["gae"] = "gae"
     discount: float = Field(default=1.0, gt=0, le=1)
-    """What a reward is worth one token earlier."""
+    """Discount of a reward per token."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """How far ahead an advantage looks: 0 is one token."""
     whiten: bool = True
-    """Give the advantages of a step mean 0 and deviation 1."""
+    """Normalise the advantages of a step to mean 0 and deviation 1."""
     critic: CriticConfig = CriticConfig()
-    """The model of the values."""
+    """The value model."""
 
     @property
     def needs_groups(self) -> bool:
@@ -47,7 +47,7 @@ class Gae(TurnRewards):
 
 
 def discounted_returns(rewards_M: Sequence[float], discount: float) -> list[float]:
-    """What each token still leads to: its reward and the discounted ones after it."""
+    """The return from each token on: its reward plus the discounted later ones."""
     returns_M = [0.0] * len(rewards_M)
     later = 0.0
     for i in reversed(range(len(rewards_M))):
@@ -59,12 +59,12 @@ def discounted_returns(rewards_M: Sequence[float], discount: float) -> list[floa
 def gae(
     rewards_M: Sequence[float], values_M: Sequence[float], discount: float, gae_lambda: float
 ) -> tuple[list[float], list[float]]:
-    """Generalised advantages and the critic's targets (advantage plus value), a token each.
+    """Generalised advantages and the critic's targets (advantage plus value), one per token.
 
-    ``values_M`` are the critic's before each token; after the last one the episode is over and
-    worth 0. Source: https://arxiv.org/abs/1506.02438, equations 11 and 16.
+    ``values_M`` are the critic's before each token; after the last one the episode is over, with
+    value 0. Source: https://arxiv.org/abs/1506.02438, equations 11 and 16.
     """
-    assert len(rewards_M) == len(values_M), "each sampled token has a reward and a value"
+    assert len(rewards_M) == len(values_M), "each sampled token needs a reward and a value"
     advantages_M = [0.0] * len(rewards_M)
     advantage = next_value = 0.0
     for i in reversed(range(len(rewards_M))):
@@ -79,10 +79,10 @@ def gae(
 def value_loss(
     values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, value_clip: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Half the squared error of the critic, the worse of the clipped and the free one; a token [M].
+    """Half the critic's squared error, the larger of clipped and unclipped, per token [M].
 
-    A value may move by ``value_clip`` from the one before the update (None: freely). Source: PPO's
-    reference implementation, described in https://arxiv.org/abs/2005.12729.
+    A value may move by ``value_clip`` from the one before the update (None: no limit). Source:
+    PPO's reference implementation, described in https://arxiv.org/abs/2005.12729.
     """
     free_M = (values_M - returns_M).square()
     worst_M = free_M
@@ -98,9 +98,9 @@ def value_loss(
 
 
 def explained_variance(values_M: Tensor, returns_M: Tensor) -> float:
-    """1 - Var(return - value) / Var(return): 1 is a perfect critic, 0 one that knows nothing.
+    """1 - Var(return - value) / Var(return): 1 for a perfect critic, 0 for an uninformative one.
 
-    0 where all returns are equal.
+    0 if all returns are equal.
     """
     variance = returns_M.double().var(unbiased=False)
     if variance == 0:

@@ -1,4 +1,4 @@
-"""GDPO: parts of the reward normalised separately in the group, then summed and whitened."""
+"""GDPO: reward components normalised separately within the group, then summed and whitened."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from forage.algorithms.credit.grpo import grpo_advantages
 
 
 class Gdpo(Estimator):
-    """The weighted sum of each part's own group advantage, whitened (2601.05242)."""
+    """The weighted sum of each component's group advantage, whitened (2601.05242)."""
 
     kind: Literal["gdpo"] = "gdpo"
     parts: Mapping[str, float] = Field(min_length=1)
-    """Parts of the reward, each with its weight, for example {em: 1, format_valid: 0.5}."""
+    """Reward components with their weights, for example {em: 1, format_valid: 0.5}."""
     normalise_by_std: bool = True
-    """Divide each part by its standard deviation in the group."""
+    """Divide each component by its standard deviation in the group."""
 
     @property
     def is_whitened(self) -> bool:
@@ -36,9 +36,9 @@ class Gdpo(Estimator):
 def gdpo_advantages(
     parts_GK: Sequence[Sequence[float]], weights_K: Sequence[float], normalise_by_std: bool
 ) -> tuple[float, ...]:
-    """sum over k of weight_k times GRPO's advantage of part k, before whitening.
+    """The sum over components k of weight_k times GRPO's advantage of k, before whitening.
 
-    A part that varies little keeps its say beside one that varies much. Source:
+    A component that varies little keeps its influence next to one that varies a lot. Source:
     https://arxiv.org/abs/2601.05242; veRL's ``gdpo``.
     """
     by_part_KG = [

@@ -1,4 +1,4 @@
-"""GPG: rewards against the mean of the group, rescaled for the groups that teach nothing."""
+"""GPG: rewards minus the group's mean, rescaled to make up for groups without a gradient."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from forage.algorithms.credit.grpo import grpo_advantages
 
 
 class Gpg(Estimator):
-    """The reward less the mean of the group, times the step's share factor."""
+    """The reward minus the group's mean, times a factor per step."""
 
     kind: Literal["gpg"] = "gpg"
     rescale_by: Literal["groups", "rewards"] = "groups"
-    """The factor: all groups over varied ones (paper), or episodes over rewarded ones (veRL)."""
+    """The factor: all groups / varied groups (paper), or episodes / rewarded episodes (veRL)."""
 
     def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
         return grpo_advantages(rewards_G, normalise_by_std=False)
@@ -26,10 +26,10 @@ class Gpg(Estimator):
 def gpg_factor(
     totals_P: Sequence[Sequence[float]], rescale_by: Literal["groups", "rewards"]
 ) -> float:
-    """What makes up for the gradient that flat groups, or unrewarded episodes, do not have.
+    """The factor that makes up for flat groups or unrewarded episodes, which have no gradient.
 
-    Source: https://arxiv.org/abs/2504.02546 (``groups``); veRL's ``gpg`` divides the
-    number of episodes by that of rewards other than 0 (``rewards``).
+    Source: https://arxiv.org/abs/2504.02546 (``groups``); veRL's ``gpg`` divides the number of
+    episodes by the number of nonzero rewards (``rewards``).
     """
     if rescale_by == "groups":
         varied = [max(totals_G) > min(totals_G) for totals_G in totals_P if totals_G]

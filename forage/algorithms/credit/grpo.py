@@ -1,4 +1,4 @@
-"""GRPO: rewards against the mean of the group, over its deviation; Dr. GRPO: without that."""
+"""GRPO: rewards minus the group's mean, over its deviation; Dr. GRPO: without the division."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STD_EPSILON = 1e-6
 
 
 class Grpo(Estimator):
-    """The reward less the mean of the group, over the group's standard deviation."""
+    """The reward minus the group's mean, divided by the group's standard deviation."""
 
     kind: Literal["grpo"] = "grpo"
     normalise_by_std: bool = True
@@ -23,7 +23,7 @@ class Grpo(Estimator):
 
 
 class DrGrpo(Estimator):
-    """The reward less the mean of the group; goes with aggregate: constant."""
+    """The reward minus the group's mean; goes with aggregate: constant."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
 
@@ -32,10 +32,10 @@ class DrGrpo(Estimator):
 
 
 def grpo_advantages(rewards_G: Sequence[float], normalise_by_std: bool) -> tuple[float, ...]:
-    """Reward minus the group's mean, over the group's sample standard deviation if asked.
+    """Reward minus the group's mean, optionally divided by its sample standard deviation.
 
-    ``normalise_by_std`` True is GRPO (https://arxiv.org/abs/2402.03300, section 4.1.2), False the
-    variant without it (Dr. GRPO, https://arxiv.org/abs/2503.20783). A group of one gets 0.
+    ``normalise_by_std`` True is GRPO (https://arxiv.org/abs/2402.03300, section 4.1.2), False is
+    Dr. GRPO (https://arxiv.org/abs/2503.20783). A group of one gets 0.
     """
     size = len(rewards_G)
     mean = sum(rewards_G) / max(size, 1)

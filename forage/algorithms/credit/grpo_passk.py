@@ -1,4 +1,4 @@
-"""GRPO for pass@k: the best episode of a group alone is credited, with its lead."""
+"""GRPO for pass@k: credits only a group's best episode, with its lead over the second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forage.algorithms.credit.grpo import STD_EPSILON
 
 
 class GrpoPassK(Estimator):
-    """The best episode's lead over the second, 0 for the others (2503.19595)."""
+    """The best episode's lead over the second, 0 for all others (2503.19595)."""
 
     kind: Literal["grpo_passk"] = "grpo_passk"
     normalise_by_std: bool = True
@@ -22,9 +22,10 @@ class GrpoPassK(Estimator):
 
 
 def grpo_passk_advantages(rewards_G: Sequence[float], normalise_by_std: bool) -> tuple[float, ...]:
-    """The best reward minus the second, at the best episode; a group of one gets 0.
+    """The best reward minus the second, for the best episode; a group of one gets 0.
 
-    Ties leave nothing to anyone. Source: https://arxiv.org/abs/2503.19595; veRL's ``grpo_passk``.
+    If the best are tied, all get 0. Source: https://arxiv.org/abs/2503.19595; veRL's
+    ``grpo_passk``.
     """
     size = len(rewards_G)
     if size < 2:

@@ -1,10 +1,10 @@
-"""What each call of a tool adds to the policy's own belief in the golden answer.
+"""What each tool call adds to the policy's own belief in the golden answer.
 
-The model is asked how likely the golden answer is where the policy stands after the call; nothing
-here reads what a passage says. The trainer computes the log-probabilities
-(``training/golden_beliefs.py``); which contexts they are of, and what gain they make, is said
-here. A context is a list of token ids, and its belief the mean log-probability of the golden
-answer's tokens behind it. A worked example, probabilities before: .1, and after two calls: .4, .3::
+The belief is how likely the model finds the golden answer at that point of the context; nothing
+here reads a passage's text. This file defines the contexts to evaluate and turns beliefs into
+gains; the trainer computes the log-probabilities (``training/golden_beliefs.py``). A context is a
+list of token ids, and its belief the mean log-probability of the golden answer's tokens after it. A
+worked example, with probability .1 at the start and .4 and .3 after two calls::
 
     gain        .3   -.1
 """
@@ -27,9 +27,9 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A call of a tool: all tokens up to it, and those that it was answered with.
+    """A tool call: all tokens before its result, and the result's tokens.
 
-    ``others_K`` are answers to calls of other questions.
+    ``others_K`` are results of calls for other questions.
     """
 
     before: TokenIds
@@ -38,23 +38,23 @@ class Observed:
 
 
 class GainBefore(Frozen):
-    """The rise of the answer's probability since the call before (IGPO)."""
+    """The rise of the answer's probability since the previous call (IGPO)."""
 
     kind: Literal["before"] = "before"
     factor: float = Field(default=1.0, gt=0)
-    """What a gain is multiplied by."""
+    """Factor of the gain."""
 
     @property
     def num_others(self) -> int:
-        """How many other observations it compares a call's with."""
+        """How many results for other questions each call is compared with."""
         return 0
 
     def contexts(self, prompt: TokenIds, calls: Sequence[Observed]) -> list[TokenIds]:
-        """Where the model is asked: at the start, and after each call."""
+        """The contexts to evaluate: the start, and the end of each call."""
         return [prompt, *(call.before + call.observation for call in calls)]
 
     def gains(self, beliefs: Sequence[float], calls: Sequence[Observed]) -> list[float]:
-        """A gain for each call; probabilities are geometric means over the answer's tokens.
+        """One gain per call; probabilities are geometric means over the answer's tokens.
 
         Source: https://arxiv.org/abs/2510.14967.
         """
@@ -63,21 +63,23 @@ class GainBefore(Frozen):
 
 
 class GainOverOthers(Frozen):
-    """The rise of the answer's log-probability over that behind other questions' results."""
+    """The rise of the answer's log-probability compared with other questions' results."""
 
     kind: Literal["others"] = "others"
     factor: float = Field(default=0.3, gt=0)
-    """What a gain is multiplied by."""
+    """Factor of the gain."""
     num_others: int = Field(default=3, ge=1)
-    """Observations of other questions of the step that a call's is compared with."""
+    """How many results for other questions of the step each call is compared with."""
 
     def contexts(self, prompt: TokenIds, calls: Sequence[Observed]) -> list[TokenIds]:
-        """Where the model is asked: after each call, and after it with other observations."""
+        """The contexts to evaluate: each call with its own result and with other questions'
+        results.
+        """
         del prompt
         return [call.before + seen for call in calls for seen in (call.observation, *call.others_K)]
 
     def gains(self, beliefs: Sequence[float], calls: Sequence[Observed]) -> list[float]:
-        """A gain for each call; 0 where nothing else was observed.
+        """One gain per call; 0 if there is no other result to compare with.
 
         Source: https://arxiv.org/abs/2604.15148, equation 2.
         """

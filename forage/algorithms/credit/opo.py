@@ -1,4 +1,4 @@
-"""OPO: rewards against the mean of the group, each episode weighed by its length."""
+"""OPO: rewards minus the group's mean weighted by episode length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 
 
 class Opo(Estimator):
-    """The reward less the length-weighted mean of the group."""
+    """The reward minus the group's length-weighted mean."""
 
     kind: Literal["opo"] = "opo"
 

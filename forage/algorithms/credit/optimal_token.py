@@ -1,9 +1,9 @@
-"""The optimal token baseline: at each token a baseline that makes the gradient vary least.
+"""The optimal token baseline: the baseline per token that minimises the gradient's variance.
 
-Episodes that have wandered far weigh more in it. How far an episode went up to a token is the sum
-of its tokens' energies, and a token's energy is the squared norm of the gradient of its
-log-probability by the logits, which a forward pass knows: 1 - 2 p + the sum of all squared
-probabilities. A worked group of two, that earned 1 and 0::
+Episodes that have strayed far weigh more in it. How far an episode has strayed up to a token is the
+sum of its tokens' energies. A token's energy is the squared norm of the gradient of its
+log-probability with respect to the logits, which a forward pass yields: 1 - 2 p + the sum of all
+squared probabilities. A worked group of two, with rewards 1 and 0::
 
     energies       .5   .5   1         .5   1.5
     sums           .5    1   2         .5     2
@@ -25,12 +25,12 @@ ENERGY_EPSILON = 1e-8
 
 
 class OptimalToken(TurnRewards):
-    """What is still earned from a token on, less the group's mean weighed by energy."""
+    """The return from a token on, minus the group's energy-weighted mean."""
 
     kind: Literal["optimal_token"] = "optimal_token"
     reads_energies: ClassVar[bool] = True
     learns_tail: bool = True
-    """Take 0 for the baseline where no other episode is as long; false: nothing is learnt there."""
+    """Use baseline 0 where no other episode is as long; false: advantage 0 there."""
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
         returns_GM = [discounted_returns(token_rewards(each), 1.0) for each in group.members_G]
@@ -44,9 +44,9 @@ def optimal_token_advantages(
     energies_GM: Sequence[Sequence[float]],
     learns_tail: bool,
 ) -> list[list[float]]:
-    """Returns less the group's mean at the same token, weighed by the energy summed up to there.
+    """Returns minus the group's mean at the same token, weighted by the energy summed up to it.
 
-    Tokens are counted without observations. Source: https://arxiv.org/abs/2602.07078.
+    Observation tokens do not count. Source: https://arxiv.org/abs/2602.07078.
     """
     weights_GM = [list(accumulate(energies_M)) for energies_M in energies_GM]
     baselines: list[float] = []

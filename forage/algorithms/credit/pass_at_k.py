@@ -1,7 +1,7 @@
-"""Advantages for the best of k episodes: what an episode adds to the draws that it is part of.
+"""Advantages for the best of k episodes: what each episode adds to the draws that contain it.
 
-A policy that is judged by its best attempt of k may keep several ways of searching alive, where
-the mean reward would have it settle on one.
+A policy judged by its best of k attempts can keep several search strategies alive, where the mean
+reward would make it settle on one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 
 
 class PassAtK(Estimator):
-    """What an episode adds to the best of the draws of k that it is part of."""
+    """What an episode adds to the best of each draw of k that contains it."""
 
     kind: Literal["pass_at_k"] = "pass_at_k"
     k: int = Field(default=4, ge=2)
-    """Episodes in a draw; at most trainer.group_size."""
+    """Episodes per draw; at most trainer.group_size."""
 
     def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
         return pass_at_k_advantages(rewards_G, self.k)
@@ -32,23 +32,23 @@ class PassAtK(Estimator):
 
 
 def pass_at_k(rewards_G: Sequence[float], k: int) -> float:
-    """The unbiased estimate of the best reward among k episodes, from a group of at least k.
+    """The unbiased estimate of the best reward of k episodes, from a group of at least k.
 
     For rewards of 0 and 1 this is pass@k, 1 - C(G - c, k) / C(G, k), of
     https://arxiv.org/abs/2107.03374 (equation 1).
     """
     ordered = sorted(rewards_G)
-    assert len(ordered) >= k >= 1, f"{k} episodes cannot be drawn from {len(ordered)}"
+    assert len(ordered) >= k >= 1, f"cannot draw {k} episodes from {len(ordered)}"
     return sum(comb(i, k - 1) * reward for i, reward in enumerate(ordered)) / comb(len(ordered), k)
 
 
 def pass_at_k_advantages(rewards_G: Sequence[float], k: int) -> tuple[float, ...]:
-    """What each episode adds to the best of the draws of k that hold it, times the group's size.
+    """What each episode adds to the best of the draws of k that contain it, times the group's size.
 
     The gradient of the expected best of k is the mean of these times the gradient of the episode's
     log-probability. Source: https://arxiv.org/abs/2505.15201 (PKPO), the estimator ``s^(loo-1)``:
-    the sum over draws with i of (the best with i) - (the best without i), over the number of draws.
-    A group of fewer than k is drawn whole; a group of one gets 0.
+    the sum over draws with i of (the best with i) - (the best without i), divided by the number of
+    draws. A group of fewer than k is drawn whole; a group of one gets 0.
     """
     size = len(rewards_G)
     k = min(k, size)
@@ -59,7 +59,7 @@ def pass_at_k_advantages(rewards_G: Sequence[float], k: int) -> tuple[float, ...
     ordered = sorted((reward, i) for i, reward in enumerate(rewards_G))
     for rank, (reward, i) in enumerate(ordered):
         others = [other for j, (other, _) in enumerate(ordered) if j != rank]
-        # With the others in order, number j is the best of k - 1 of them in C(j, k - 2) draws.
+        # With the others sorted, number j is the best of k - 1 of them in C(j, k - 2) draws.
         added = sum(comb(j, k - 2) * max(reward - other, 0.0) for j, other in enumerate(others))
         advantages[i] = size * added / num_draws
     return tuple(advantages)

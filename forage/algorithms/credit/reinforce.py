@@ -1,6 +1,6 @@
-"""REINFORCE and REINFORCE++: rewards, or returns, against a baseline of one's choice.
+"""REINFORCE and REINFORCE++: rewards, or returns, minus a configurable baseline.
 
-With the two functions of a whole step that they brought: the running baseline, and whitening.
+Also two functions over a whole step that came with them: the running baseline, and whitening.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ WHITEN_EPSILON = 1e-8
 
 
 class GroupBaseline(Frozen):
-    """The mean of the group."""
+    """The group's mean."""
 
     kind: Literal["group"] = "group"
 
 
 class RunningBaseline(Frozen):
-    """The mean reward of the steps before, in the first step the mean of the group."""
+    """The mean reward of the previous steps; in the first step, the group's mean."""
 
     kind: Literal["running"] = "running"
     decay: float = Field(default=0.9, ge=0, lt=1)
-    """How much of the baseline each step leaves."""
+    """The share of the baseline that each step keeps."""
 
 
 class NoBaseline(Frozen):
@@ -42,12 +42,12 @@ class NoBaseline(Frozen):
 
 
 class BaselineChoice(Estimator):
-    """The setting of estimators that let one choose their baseline."""
+    """The settings of estimators with a configurable baseline."""
 
     baseline: Annotated[
         GroupBaseline | RunningBaseline | NoBaseline, Field(discriminator="kind"), kind_or("group")
     ] = GroupBaseline()
-    """What is taken off the reward of an episode, or off the return of each token."""
+    """Subtracted from an episode's reward, or from each token's return."""
 
     @property
     def needs_groups(self) -> bool:
@@ -58,7 +58,7 @@ class BaselineChoice(Estimator):
         return self.baseline.decay if self.baseline.kind == "running" else None
 
     def baseline_of(self, rewards_G: Sequence[float], group: EarnedByGroup) -> float:
-        """The group's baseline: its mean, or in its place the running one, once there is one."""
+        """The group's baseline: its mean, or the running baseline once there is one."""
         if self.baseline.kind == "none" or not rewards_G:
             return 0.0
         running = group.running_baseline if self.baseline.kind == "running" else None
@@ -66,7 +66,7 @@ class BaselineChoice(Estimator):
 
 
 class Reinforce(BaselineChoice):
-    """The reward less a baseline (https://doi.org/10.1007/BF00992696)."""
+    """The reward minus a baseline (https://doi.org/10.1007/BF00992696)."""
 
     kind: Literal["reinforce"] = "reinforce"
 
@@ -78,11 +78,11 @@ class Reinforce(BaselineChoice):
 
 
 class ReinforcePlusPlus(BaselineChoice, TurnRewards):
-    """The discounted return of each token less a baseline (https://arxiv.org/abs/2501.03262)."""
+    """The discounted return of each token minus a baseline (https://arxiv.org/abs/2501.03262)."""
 
     kind: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     discount: float = Field(default=1.0, gt=0, le=1)
-    """What a reward is worth one token earlier."""
+    """Discount of a reward per token."""
 
     @property
     def is_whitened(self) -> bool:
@@ -95,9 +95,10 @@ class ReinforcePlusPlus(BaselineChoice, TurnRewards):
 
 
 def next_baseline(baseline: float | None, rewards: Sequence[float], decay: float) -> float | None:
-    """The running baseline after a step: ``decay`` of the old one and the rest of the step's mean.
+    """The running baseline after a step: ``decay`` times the old one, plus the rest from the step.
 
-    None before the first step, which starts it; a step of which nothing is kept leaves it.
+    None before the first step, whose mean starts it; a step with no trainable episode leaves it
+    unchanged.
     """
     if not rewards:
         return baseline
@@ -106,9 +107,9 @@ def next_baseline(baseline: float | None, rewards: Sequence[float], decay: float
 
 
 def whiten(values_BM: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Values with mean 0 and standard deviation 1 over all the sampled tokens of all episodes.
+    """Values normalised to mean 0 and standard deviation 1 over all sampled tokens.
 
-    The batch's own mean and population deviation, as REINFORCE++ has it
+    It uses the batch's own mean and population deviation, as REINFORCE++ does
     (https://arxiv.org/abs/2501.03262); a single token becomes 0.
     """
     flat = [value for values_M in values_BM for value in values_M]

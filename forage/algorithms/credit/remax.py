@@ -1,4 +1,4 @@
-"""ReMax: an episode's reward against that of the same question's greedy episode."""
+"""ReMax: an episode's reward minus that of the question's greedy episode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 
 
 class Remax(Estimator):
-    """The reward less that of one more episode, played greedily (https://arxiv.org/abs/2310.10505)."""
+    """The reward minus that of a greedy episode (https://arxiv.org/abs/2310.10505)."""
 
     kind: Literal["remax"] = "remax"
     plays_greedy: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""RLOO: an episode's reward against the mean of the group's other episodes."""
+"""RLOO: an episode's reward minus the mean of the group's other episodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 
 
 class Rloo(Estimator):
-    """The reward less the mean of the group's other episodes."""
+    """The reward minus the mean of the group's other episodes."""
 
     kind: Literal["rloo"] = "rloo"
 

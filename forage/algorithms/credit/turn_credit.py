@@ -1,8 +1,8 @@
-"""Rewards of single turns, and how they are laid over the tokens that a turn sampled.
+"""Rewards of single turns, and how they are spread over a turn's sampled tokens.
 
-A search that first shows the gold passage is worth something even if the answer then fails, and
-each search costs something even if the answer is right. Four estimators read these rewards. The
-caller says what a turn did; ``turn_lengths`` counts tokens by the segments' origins.
+The first search that shows the gold passage earns something even if the answer is wrong, and each
+search costs something even if the answer is right. Four estimators read these rewards. The caller
+says what a turn did; ``turn_lengths`` counts tokens by the segments' origins.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from forage.types import Origin, Segment
 
 
 class TurnRewards(Estimator):
-    """The settings that estimators share which tell the tokens of an episode apart.
+    """Settings shared by the estimators that credit an episode's tokens individually.
 
-    They give a turn's own reward a place, beside the outcome that the last turn gets.
+    They place a turn's own reward in addition to the outcome, which the last turn gets.
     """
 
     retrieval_bonus: float = Field(default=0.0, ge=0)
     """Added to the first turn whose search showed a gold passage (or an answer)."""
     search_cost: float = Field(default=0.0, ge=0)
-    """Taken off each turn whose search was run."""
+    """Subtracted from each turn that ran a search."""
     information_gain: InformationGain | None = None
-    """Added to each turn that called a tool: how much likelier the golden answer became."""
+    """Added to each turn with a tool call: how much likelier the golden answer became."""
 
 
 def turn_lengths(segments: Sequence[Segment]) -> list[int]:
-    """How many tokens each turn sampled."""
+    """The number of tokens each turn sampled."""
     return [len(s.token_ids_T) for s in segments if s.origin is Origin.SAMPLED]
 
 
@@ -42,10 +42,10 @@ def turn_rewards(
     retrieval_bonus: float,
     search_cost: float,
 ) -> list[float]:
-    """One reward a turn: the bonus for the first that surfaces the gold passage, the cost of each
-    search, and the outcome with the last turn.
+    """One reward per turn: the retrieval bonus, the search cost, and the outcome in the last turn.
 
-    ``_T`` are turns here. An episode without a turn has none.
+    The first turn that surfaces the gold passage gets the bonus. ``_T`` are turns here. An episode
+    without turns has none.
     """
     rewards = [-search_cost if is_search else 0.0 for is_search in is_search_T]
     first = next((i for i, surfaces in enumerate(surfaces_gold_T) if surfaces), None)
@@ -57,14 +57,14 @@ def turn_rewards(
 
 
 def over_tokens(values_T: Sequence[float], lengths_T: Sequence[int]) -> list[float]:
-    """A turn's value for each token that it sampled."""
+    """A turn's value for each token it sampled."""
     return [value for value, n in zip(values_T, lengths_T, strict=True) for _ in range(n)]
 
 
 def at_turn_ends(rewards_T: Sequence[float], lengths_T: Sequence[int]) -> list[float]:
-    """A turn's reward with the last token that it sampled, 0 with the others.
+    """A turn's reward at the last token it sampled, 0 at the others.
 
-    What a turn without a token earned goes to the token before it, so that nothing is lost.
+    The reward of a turn without tokens goes to the token before it, so that nothing is lost.
     """
     rewards_M = [0.0] * sum(lengths_T)
     end = 0
@@ -76,6 +76,6 @@ def at_turn_ends(rewards_T: Sequence[float], lengths_T: Sequence[int]) -> list[f
 
 
 def token_rewards(earned: Earned) -> list[float]:
-    """What each token earned: its turn's reward at the turn's end, less what the leash takes."""
+    """The reward of each token: its turn's reward at the turn's end, minus the KL penalty."""
     rewards_M = at_turn_ends(earned.rewards_T, earned.lengths_T)
     return [reward - taken for reward, taken in zip(rewards_M, earned.penalties_M, strict=True)]

@@ -1,6 +1,6 @@
-"""Turn-level credit: each turn's discounted return against the group's returns of the same turn.
+"""Turn-level credit: each turn's discounted return minus the group's mean for that turn.
 
-A worked example, discount 0.5, bonus 0.3 for the second turn, cost 0.1 a search, outcome 1::
+A worked example: discount 0.5, bonus 0.3 for the second turn, cost 0.1 per search, outcome 1::
 
     turn        search   search   answer
     reward       -0.1      0.2       1
@@ -23,11 +23,11 @@ from forage.algorithms.credit.turn_credit import TurnRewards, over_tokens
 
 
 class TurnLevel(TurnRewards):
-    """Each turn's return less the mean of the group's returns of the same turn."""
+    """Each turn's return minus the group's mean return of the same turn."""
 
     kind: Literal["turn_level"] = "turn_level"
     turn_discount: float = Field(default=1.0, gt=0, le=1)
-    """What a reward is worth one turn earlier."""
+    """Discount of a reward per turn."""
     normalise_by_std: bool = True
     """Divide by the standard deviation of the group's returns."""
 
@@ -47,12 +47,12 @@ class TurnLevel(TurnRewards):
 def turn_level_advantages(
     rewards_GT: Sequence[Sequence[float]], discount: float, normalise_by_std: bool
 ) -> list[list[float]]:
-    """Each turn's discounted return against the group's returns of the same turn.
+    """Each turn's discounted return minus the group's mean return of the same turn.
 
-    A turn that one episode alone got to is compared with the returns of the group's first turns.
+    A turn that only one episode reached is compared with the returns of the group's first turns.
     With ``normalise_by_std`` all are divided by the standard deviation of the group's returns.
-    Turn-level credit with a group's baseline is that of https://arxiv.org/abs/2505.11821; the
-    return of a turn is REINFORCE's reward-to-go.
+    Turn-level credit with a group baseline is from https://arxiv.org/abs/2505.11821; the return of
+    a turn is REINFORCE's reward-to-go.
     """
     returns_GT = [discounted_returns(rewards_T, discount) for rewards_T in rewards_GT]
     by_turn: list[list[float]] = []

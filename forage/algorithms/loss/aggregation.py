@@ -1,7 +1,7 @@
-"""How the losses of tokens become the loss of a batch.
+"""How token losses are aggregated into a batch's loss.
 
-Each function gives a micro-batch's share: its sum over the count of the whole batch, so that the
-shares of all micro-batches, on however many ranks, add up to the same loss. Pure tensor functions.
+Each function returns a micro-batch's share: its sum over the whole batch's count, so that the
+shares of all micro-batches, on any number of ranks, add up to the same loss. Pure tensor functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class TokenMean(Frozen):
     kind: Literal["token_mean"] = "token_mean"
 
     def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
-        """The micro-batch's share of the loss of ``batch``; so for each of these kinds."""
+        """The micro-batch's share of the loss of ``batch``; the other kinds implement the same
+        method.
+        """
         return token_mean(loss_M, batch.num_sampled_tokens)
 
 
@@ -56,11 +58,11 @@ class SequenceSum(Frozen):
 
 
 class Constant(Frozen):
-    """The sum over all tokens, over the number of episodes times a constant."""
+    """The sum over all tokens, divided by the number of episodes times a constant."""
 
     kind: Literal["constant"] = "constant"
     tokens: int = Field(ge=1)
-    """Tokens that an episode may write, for example environment.max_tokens."""
+    """Maximum tokens an episode may write, for example environment.max_tokens."""
 
     def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
         return constant(loss_M, batch.num_sequences, self.tokens)
@@ -69,7 +71,7 @@ class Constant(Frozen):
 def token_mean(loss_M: Tensor, num_sampled_tokens: int) -> Tensor:
     """The share of the mean over every sampled token of the batch.
 
-    A long episode weighs more than a short one. Source: DAPO, https://arxiv.org/abs/2503.14476,
+    A long episode has more weight than a short one. Source: DAPO, https://arxiv.org/abs/2503.14476,
     equation 12.
     """
     return loss_M.sum() / num_sampled_tokens
@@ -86,13 +88,13 @@ def sequence_mean(loss_M: Tensor, here: Sequences, num_sequences: int) -> Tensor
 def sequence_sum(loss_M: Tensor, num_sequences: int) -> Tensor:
     """The share of the mean over sequences of their sum over sampled tokens.
 
-    The gradient of an expected return is this one: https://doi.org/10.1007/BF00992696.
+    This is the gradient of an expected return: https://doi.org/10.1007/BF00992696.
     """
     return loss_M.sum() / num_sequences
 
 
 def constant(loss_M: Tensor, num_sequences: int, constant_tokens: int) -> Tensor:
-    """``sequence_sum`` over a constant instead of over a length, so that no length is favoured.
+    """``sequence_sum`` divided by a constant instead of a length, so that no length is favoured.
 
     Source: Dr. GRPO, https://arxiv.org/abs/2503.20783, section 3.2.
     """

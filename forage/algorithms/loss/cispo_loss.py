@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class CispoLoss(Frozen):
-    """REINFORCE weighted by a clipped ratio that takes no gradient."""
+    """REINFORCE weighted by a clipped, detached ratio."""
 
     kind: Literal["cispo"] = "cispo"
     low: float = Field(default=0.2, gt=0, le=1)
-    """How far a weight may fall below 1; 1 leaves that side free."""
+    """How far a weight may fall below 1; 1 means no lower bound."""
     high: float = Field(default=0.2, gt=0)
     """How far a weight may rise above 1."""
 
@@ -36,10 +36,10 @@ def cispo_loss(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Metrics]:
-    """REINFORCE weighted by a clipped ratio: no token loses its gradient, some have it bounded.
+    """REINFORCE weighted by a clipped ratio: each token keeps a gradient, though it may be bounded.
 
-    ``clip_low`` 1 leaves the lower side free. Source: https://arxiv.org/abs/2506.13585, equations
-    4 and 5.
+    ``clip_low`` 1 means no lower bound. Source: https://arxiv.org/abs/2506.13585, equations 4 and
+    5.
     """
     ratio_M = bounded(logprobs_M.detach() - old_logprobs_M).exp()
     weight_M = ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high)

@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate, with separate bounds and a floor for bad tokens."""
+"""PPO's clipped surrogate, with separate bounds and dual clipping for bad tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClippedLoss(Frozen):
     high: float = Field(default=0.2, gt=0)
     """How far a token's ratio may rise above 1."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Bounds the loss of a bad token by so many times -A."""
+    """Bounds the loss of a bad token by this many times -A."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
@@ -42,8 +42,8 @@ def clipped_loss(
     """PPO's clipped surrogate with separate bounds, and a floor for bad tokens that became likely.
 
     Sources: https://arxiv.org/abs/1707.06347 (equation 7), https://arxiv.org/abs/2503.14476
-    (clip-higher), https://arxiv.org/abs/1912.09729 (dual clip: with a negative advantage A the
-    gain is at least ``dual_clip`` * A).
+    (clip-higher), https://arxiv.org/abs/1912.09729 (dual clip: with a negative advantage A the gain
+    is at least ``dual_clip`` * A).
     """
     ratio_M = bounded(logprobs_M - old_logprobs_M).exp()
     gain_M, is_clipped_M = clipped_gain(ratio_M, advantages_M, clip_low, clip_high)
@@ -58,7 +58,7 @@ def clipped_loss(
 def clipped_gain(
     ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """The lesser of the free and the clipped gain, and where the clipped one is it."""
+    """The lesser of the unclipped and the clipped gain, and where the clipped one is the lesser."""
     gain_M = ratio_M * advantages_M
     clipped_gain_M = ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_M
     return gain_M.minimum(clipped_gain_M), clipped_gain_M < gain_M

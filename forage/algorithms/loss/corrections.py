@@ -1,12 +1,12 @@
-"""Importance weights and rejection for tokens that the trainer sees otherwise than the sampler did.
+"""Importance weights and rejection for tokens on which trainer and sampler disagree.
 
-The reasons are other kernels in a serving engine, staleness, or both. The ratio is the trainer's
-probability over the sampler's, at one of three levels; it is bounded in one of three ways, and what
-lies too far out may be rejected, alone or as well. The names are those of slime and veRL; the
-truncation is https://fengyao.notion.site/off-policy-rl (TIS), the mask IcePop's
+The reasons are a serving engine's different kernels, staleness, or both. The ratio is the trainer's
+probability over the sampler's, at one of three levels. It is bounded in one of three ways, and
+ratios too far out can be rejected, with or without bounds. The names are those of slime and veRL;
+the truncation is https://fengyao.notion.site/off-policy-rl (TIS), the mask IcePop's
 (https://arxiv.org/abs/2510.18855).
 
-Weights are computed once a step, over the whole batch, and are constants of the loss. Pure tensor
+Weights are computed once per step, over the whole batch, and are constants of the loss. Pure tensor
 functions; suffix ``_M``: the sampled tokens of the batch.
 """
 
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 Level = Literal["token", "sequence", "geometric"]
 Bound = Literal["truncate", "clip", "mask"]
 
-_LEVEL = "Whose ratio it is: the token's, the sequence's product, or its geometric mean."
+_LEVEL = "The level of the ratio: each token, the sequence's product, or its geometric mean."
 _NORMALISE = "Divide the weights by their mean over all sampled tokens of the step."
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A weight a token, what a mean of weights counts, and the share of bounded tokens.
+    """One weight per token, the values that a mean weight averages, and the share of bounded
+    tokens.
 
-    ``counted_M`` are the weights; where ratios out of bounds weigh 0, those ratios as they are.
+    ``counted_M`` equals the weights, except that ratios out of bounds with weight 0 keep their
+    value.
     """
 
     weights_M: Tensor
@@ -47,7 +49,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Which tokens stay in the loss, and the shares of tokens and sequences that do not."""
+    """Which tokens remain in the loss, and the rejected shares of tokens and sequences."""
 
     is_kept_M: Tensor
     token_fraction: float
@@ -55,7 +57,7 @@ class Rejection:
 
 
 class TruncatedWeights(Frozen):
-    """Ratios, bounded above (TIS, https://fengyao.notion.site/off-policy-rl)."""
+    """Ratios bounded from above (TIS, https://fengyao.notion.site/off-policy-rl)."""
 
     kind: Literal["truncate"] = "truncate"
     level: Level = Field(default="token", description=_LEVEL)
@@ -65,12 +67,14 @@ class TruncatedWeights(Frozen):
 
     @property
     def low(self) -> float:
-        """Truncation has no lower bound."""
+        """0: truncation has no lower bound."""
         return 0.0
 
 
 class BoundedWeights(Frozen):
-    """Ratios, clipped to both bounds or set to 0 outside of them (https://arxiv.org/abs/2510.18855)."""
+    """Ratios clipped to both bounds, or set to 0 outside them
+    (https://arxiv.org/abs/2510.18855).
+    """
 
     kind: Literal["clip", "mask"] = "clip"
     level: Level = Field(default="token", description=_LEVEL)
@@ -87,27 +91,27 @@ WeightsConfig = Annotated[
 
 
 class RejectConfig(Frozen):
-    """Tokens, or at the two other levels sequences, that leave the loss and its counts."""
+    """Drops tokens, or whole sequences at the other two levels, from the loss and its counts."""
 
     kind: Literal["ratio"] = "ratio"
     level: Level = Field(default="token", description=_LEVEL)
     low: float = Field(default=0.5, ge=0, le=1)
-    """The lowest ratio that stays."""
+    """The lowest ratio that is kept."""
     high: float = Field(default=2.0, ge=1)
-    """The highest ratio that stays."""
+    """The highest ratio that is kept."""
 
     def rejected(self, log_ratio_M: Tensor, sequences: Sequences) -> Rejection:
         return reject(log_ratio_M, sequences, self.level, self.low, self.high)
 
 
 class RejectByDivergence(Frozen):
-    """Tokens or sequences that leave by how far both policies are apart, in either direction."""
+    """Drops tokens or sequences by how far the two policies diverge, in either direction."""
 
     kind: Literal["k2", "k3"] = "k3"
     level: Literal["token", "sum", "mean", "max"] = "token"
-    """Whose divergence it is: the token's, or the sequence's sum, mean or largest."""
+    """The level of the divergence: each token, or the sequence's sum, mean or maximum."""
     high: float = Field(default=0.5, gt=0)
-    """The largest divergence that stays."""
+    """The largest divergence that is kept."""
 
     def rejected(self, log_ratio_M: Tensor, sequences: Sequences) -> Rejection:
         return reject_by_divergence(log_ratio_M, sequences, self.kind, self.level, self.high)
@@ -119,16 +123,16 @@ RejectionConfig = Annotated[
 
 
 class CorrectionConfig(Frozen):
-    """What is done about ratios of trainer to sampler; each of the three may be used alone."""
+    """How to correct for ratios of trainer to sampler; each of the three can be used alone."""
 
     weights: WeightsConfig | None = None
-    """Importance weights of the policy's loss; null: none."""
+    """Importance weights of the policy loss; null: none."""
     reject: RejectionConfig | None = None
-    """What leaves the loss by its ratio or divergence; null: nothing."""
+    """What to drop from the loss by its ratio or divergence; null: nothing."""
     also_reject: tuple[RejectionConfig, ...] = ()
-    """More rules of rejection; what any of them rejects leaves."""
+    """More rejection rules; what any of them rejects is dropped."""
     veto: float | None = Field(default=None, gt=0, lt=1)
-    """A token's ratio below which its sequence leaves."""
+    """Drops a sequence if one of its tokens has a ratio below this."""
 
     @model_validator(mode="after")
     def _there_is_a_first_rule(self) -> Self:
@@ -147,7 +151,7 @@ class CorrectionConfig(Frozen):
     def bound(
         self, log_ratio_M: Tensor, sequences: Sequences
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """The weights and what is kept [M], over all sampled tokens of a step, and metrics."""
+        """The weights and the kept tokens [M], over all sampled tokens of a step, and metrics."""
         weights_M = log_ratio_M.new_ones(log_ratio_M.shape)
         is_kept_M = weights_M.bool()
         metrics: dict[str, float] = {}
@@ -177,7 +181,7 @@ class CorrectionConfig(Frozen):
 
 
 def log_ratio_at(level: Level, log_ratio_M: Tensor, sequences: Sequences) -> Tensor:
-    """The log ratio of each token [M]: its own, its sequence's sum, or its sequence's mean."""
+    """Each token's log ratio [M]: its own, its sequence's sum, or its sequence's mean."""
     match level:
         case "token":
             at_level_M = log_ratio_M
@@ -212,8 +216,10 @@ def importance_weights(
 
 
 def mean_weight(weights_M: Tensor, sequences: Sequences, level: Level) -> Tensor:
-    """The mean weight of a step: over all its sampled tokens, or over its sequences where each has
-    one weight. What is rejected counts too, as in veRL and slime; without tokens it is 0."""
+    """The mean weight of a step over its tokens, or over its sequences if each has one weight.
+
+    What is rejected counts too, as in veRL and slime; without tokens it is 0.
+    """
     if not len(weights_M):
         return weights_M.new_zeros(())
     if level == "token":
@@ -228,7 +234,7 @@ def reject(
     low: float,
     high: float,
 ) -> Rejection:
-    """Leave out what has a ratio outside of the bounds at ``level``: tokens, or whole sequences."""
+    """Rejects tokens, or whole sequences, whose ratio at ``level`` is out of bounds."""
     at_level_M = log_ratio_at(level, log_ratio_M, sequences)
     log_low = math.log(low) if low > 0 else -math.inf
     is_kept_M = (at_level_M >= log_low) & (at_level_M <= math.log(high))
@@ -242,9 +248,9 @@ def reject_by_divergence(
     level: Literal["token", "sum", "mean", "max"],
     high: float,
 ) -> Rejection:
-    """Leave out what has a divergence above ``high`` at ``level``: tokens, or whole sequences.
+    """Rejects tokens, or whole sequences, whose divergence at ``level`` is above ``high``.
 
-    With d = log trainer - log sampler a token's is d^2 / 2 (k2) or exp(d) - 1 - d (k3), both 0
+    With d = log trainer - log sampler, a token's is d^2 / 2 (k2) or exp(d) - 1 - d (k3), both 0
     where the two agree (http://joschu.net/blog/kl-approx.html). Names as in veRL's correction.
     """
     d_M = bounded(log_ratio_M)
@@ -263,14 +269,14 @@ def reject_by_divergence(
 
 
 def veto(log_ratio_M: Tensor, sequences: Sequences, threshold: float) -> Rejection:
-    """Leave out every sequence in which some token's ratio is below ``threshold``."""
+    """Rejects every sequence in which any token's ratio is below ``threshold``."""
     is_bad_M = log_ratio_M < math.log(threshold)
     num_bad_S = sequences.sums(is_bad_M.to(log_ratio_M.dtype))
     return _rejection((num_bad_S == 0)[sequences.number_of_M], sequences)
 
 
 def effective_share(weights_M: Tensor) -> Tensor:
-    """The effective sample size over the sample size: 1 where all weights are equal."""
+    """The effective sample size over the sample size: 1 if all weights are equal."""
     return weights_M.sum().square() / (len(weights_M) * weights_M.square().sum())
 
 

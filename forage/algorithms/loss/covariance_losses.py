@@ -1,9 +1,9 @@
-"""Clip-Cov and KL-Cov: the few tokens that would take most of the entropy lose their gradient by
-chance, or are held by a divergence.
+"""Clip-Cov and KL-Cov: bounds on the few tokens that would cost the most entropy.
 
-Which these are is told once for all tokens of an optimizer step, with the log-probabilities of the
-policy that its ratios are taken to, so that it does not depend on how they are packed into
-micro-batches. The paper tells it from the current policy, and leaves out what the clip has taken.
+Their gradient is dropped at random (Clip-Cov) or penalised by a KL term (KL-Cov). The tokens are
+selected once per optimizer step over all its tokens, from the log-probabilities that the ratios
+refer to, so that the selection does not depend on micro-batches. The paper selects by the current
+policy and excludes clipped tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ClipCovLoss(Frozen):
-    """PPO's clip, and none of the gradient for some high-covariance tokens (2505.22617)."""
+    """PPO's clip, and no gradient for some high-covariance tokens (2505.22617)."""
 
     kind: Literal["clip_cov"] = "clip_cov"
     low: float = Field(default=0.2, gt=0, le=1)
@@ -33,28 +33,29 @@ class ClipCovLoss(Frozen):
     high: float = Field(default=0.2, gt=0)
     """How far a token's ratio may rise above 1."""
     share: float = Field(default=2e-4, gt=0, le=1)
-    """The share of an optimizer step's tokens that lose their gradient, at least one token."""
+    """The share of an optimizer step's tokens that lose their gradient; at least one token."""
     min_covariance: float = 1.0
-    """Tokens are drawn among those whose covariance is above this."""
+    """Tokens are drawn from those with a covariance above this."""
     max_covariance: float = 5.0
-    """Tokens are drawn among those whose covariance is below this."""
+    """Tokens are drawn from those with a covariance below this."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
         if self.min_covariance >= self.max_covariance:
             raise ValueError(
                 f"algorithm.loss.min_covariance ({self.min_covariance}) is not below "
-                f"max_covariance ({self.max_covariance}): no token lies between them"
+                f"max_covariance ({self.max_covariance}), so no token lies between them; raise "
+                "max_covariance"
             )
         return self
 
     def picked(self, weighed: Sequence[Weighed]) -> list[Weighed]:
-        """An optimizer step's episodes with the tokens marked that lose their gradient.
+        """An optimizer step's episodes, with the tokens marked that lose their gradient.
 
-        Drawn alike when a resumed run learns from the same episodes again. Source:
+        A resumed run that learns from the same episodes draws the same tokens. Source:
         https://arxiv.org/abs/2505.22617, section 4.2.
         """
-        import torch  # the settings are read without it
+        import torch  # so that the settings load without torch
 
         covariances_M = covariances(weighed)
         is_between_M = (covariances_M > self.min_covariance) & (covariances_M < self.max_covariance)
@@ -70,16 +71,18 @@ class ClipCovLoss(Frozen):
 
 
 class KlCovLoss(Frozen):
-    """No clip; a divergence for the tokens of highest covariance (2505.22617)."""
+    """No clip; a KL term for the tokens of highest covariance (2505.22617)."""
 
     kind: Literal["kl_cov"] = "kl_cov"
     share: float = Field(default=2e-4, gt=0, le=1)
-    """The share of an optimizer step's tokens that are held, at least one token."""
+    """The share of an optimizer step's tokens that get the KL term; at least one token."""
     coefficient: float = Field(default=1.0, gt=0)
-    """The factor of the divergence."""
+    """Factor of the KL term."""
 
     def picked(self, weighed: Sequence[Weighed]) -> list[Weighed]:
-        """An optimizer step's episodes with the tokens marked that are held: the highest."""
+        """An optimizer step's episodes, with the tokens of highest covariance marked for the KL
+        term.
+        """
         covariances_M = covariances(weighed)
         order = covariances_M.argsort(descending=True, stable=True)
         return _marked(weighed, order[: _num_of(self.share, covariances_M)])
@@ -90,12 +93,12 @@ class KlCovLoss(Frozen):
 
 
 def covariances(weighed: Sequence[Weighed]) -> Tensor:
-    """(log p - mean log p) (A - mean A) of each token that is learnt [M], means over all of them.
+    """(log p - mean log p) (A - mean A) of each trained token [M], with means over all of them.
 
-    p is the policy that ratios are taken to. Their mean is what the entropy falls by.
-    Source: https://arxiv.org/abs/2505.22617, equation 10.
+    p is the policy that the ratios refer to. Entropy falls by their mean. Source:
+    https://arxiv.org/abs/2505.22617, equation 10.
     """
-    import torch  # the settings are read without it
+    import torch  # so that the settings load without torch
 
     logprobs_M = torch.cat([each.old_logprobs_M[each.is_kept_M] for each in weighed])
     advantages_M = torch.cat([each.advantages_M[each.is_kept_M] for each in weighed])
@@ -107,8 +110,8 @@ def _num_of(share: float, values_M: Tensor) -> int:
 
 
 def _marked(weighed: Sequence[Weighed], numbers: Tensor) -> list[Weighed]:
-    """The episodes with ``is_picked_M`` true for these of all their tokens that are learnt."""
-    import torch  # the settings are read without it
+    """The episodes with ``is_picked_M`` true at these indices into all their trained tokens."""
+    import torch  # so that the settings load without torch
 
     is_kept_M = torch.cat([each.is_kept_M for each in weighed])
     is_picked_M = torch.zeros_like(is_kept_M)
@@ -125,7 +128,7 @@ def clip_cov_loss(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Metrics]:
-    """The clipped surrogate; the tokens that were picked give 0.
+    """The clipped surrogate, with 0 for the selected tokens.
 
     Source: https://arxiv.org/abs/2505.22617, section 4.2.
     """
@@ -143,7 +146,7 @@ def kl_cov_loss(
     is_picked_M: Tensor,
     coefficient: float,
 ) -> tuple[Tensor, Metrics]:
-    """-r A, and ``coefficient`` |log r| more for the tokens that were picked.
+    """-r A, plus ``coefficient`` |log r| for the selected tokens.
 
     Source: https://arxiv.org/abs/2505.22617, section 4.2.
     """

@@ -1,4 +1,6 @@
-"""DPPO: a trust region by divergence instead of by the ratio, from the sampled token alone."""
+"""DPPO: a trust region by divergence instead of by ratio, estimated from the sampled token
+alone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _TINY = 1e-8
 
 
 class DppoTvLoss(Frozen):
-    """REINFORCE without tokens that moved too far, by total variation (2602.04879)."""
+    """REINFORCE without tokens that moved too far in total variation (2602.04879)."""
 
     kind: Literal["dppo_tv"] = "dppo_tv"
     low: float = Field(default=0.15, gt=0, le=1)
@@ -37,13 +39,13 @@ class DppoTvLoss(Frozen):
 
 
 class DppoKlLoss(Frozen):
-    """REINFORCE without tokens that moved too far, by divergence (2602.04879)."""
+    """REINFORCE without tokens that moved too far in KL divergence (2602.04879)."""
 
     kind: Literal["dppo_kl"] = "dppo_kl"
     low: float = Field(default=0.05, gt=0)
-    """The divergence that a bad token may have, where it became less likely."""
+    """Maximum divergence of a bad token that became less likely."""
     high: float = Field(default=0.05, gt=0)
-    """The divergence that a good token may have, where it became more likely."""
+    """Maximum divergence of a good token that became more likely."""
     max_ratio: float = Field(default=20.0, ge=1)
     """The highest weight of a token."""
 
@@ -76,9 +78,9 @@ def dppo_loss(
     high: float,
     max_ratio: float,
 ) -> tuple[Tensor, Metrics]:
-    """-min(r, max_ratio) A log p, with a constant ratio, and 0 outside of the trust region.
+    """-min(r, max_ratio) A log p with a constant ratio; 0 outside the trust region.
 
-    A token is outside where it ``moved_M`` further than its bound in the direction that its
+    A token is outside if it moved further (``moved_M``) than its bound in the direction its
     advantage pushes: up and ``high`` for A > 0, otherwise down and ``low``. Source:
     https://arxiv.org/abs/2602.04879 (DPPO-Binary); veRL's ``dppo_tv`` and ``dppo_kl``.
     """

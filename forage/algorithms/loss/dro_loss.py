@@ -19,7 +19,7 @@ class DroLoss(Frozen):
 
     kind: Literal["dro"] = "dro"
     beta: float = Field(gt=0)
-    """The factor of the penalty."""
+    """Factor of the penalty."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         return dro_loss(logprobs_M, tokens.old_logprobs_M, tokens.advantages_M, self.beta)
@@ -30,8 +30,8 @@ def dro_loss(
 ) -> tuple[Tensor, Metrics]:
     """-A log p + beta / 2 (log r)^2.
 
-    Source: https://arxiv.org/abs/2405.19107, as veRL's ``dro`` and Kimi k1.5
-    (https://arxiv.org/abs/2501.12599) have it.
+    Source: https://arxiv.org/abs/2405.19107, in the form of veRL's ``dro`` and Kimi k1.5
+    (https://arxiv.org/abs/2501.12599).
     """
     log_ratio_M = logprobs_M - old_logprobs_M
     return 0.5 * beta * log_ratio_M.square() - advantages_M * logprobs_M, {}

@@ -1,4 +1,4 @@
-"""GMPO: the geometric mean of a sequence's clipped ratios, which one outlier moves little."""
+"""GMPO: the geometric mean of a sequence's clipped ratios, which is robust to outliers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GmpoLoss(Frozen):
 
     kind: Literal["gmpo"] = "gmpo"
     bound: float = Field(default=0.4, gt=0)
-    """How far a token's log ratio may go where its advantage pulls it."""
+    """How far a token's log ratio may go in the direction its advantage pulls it."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
@@ -36,9 +36,9 @@ def gmpo_loss(
 ) -> tuple[Tensor, Metrics]:
     """-A times the geometric mean of a sequence's ratios, each clipped at exp(``bound``).
 
-    With s the sign of A, a token's log ratio d counts as s min(s d, ``bound``): it is not rewarded
-    for going further. Given token by token, so that the mean over a sequence is GMPO's loss of it.
-    Source: https://arxiv.org/abs/2507.20673, equation 4, with the paper's bound of 0.4.
+    With s the sign of A, a token's log ratio d counts as s min(s d, ``bound``): going further is
+    not rewarded. Returned per token, so that the mean over a sequence is its GMPO loss. Source:
+    https://arxiv.org/abs/2507.20673, equation 4, with the paper's bound of 0.4.
     """
     sign_M = advantages_M.sign()
     pulled_M = sign_M * bounded(logprobs_M - old_logprobs_M)

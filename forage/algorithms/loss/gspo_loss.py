@@ -1,4 +1,4 @@
-"""GSPO: the clipped surrogate with one ratio a sequence."""
+"""GSPO: the clipped surrogate with one ratio per sequence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class GspoLoss(Frozen):
-    """The clipped surrogate with one ratio a sequence; goes with aggregate: sequence_mean."""
+    """The clipped surrogate with one ratio per sequence; goes with aggregate: sequence_mean."""
 
     kind: Literal["gspo"] = "gspo"
     low: float = Field(default=0.2, gt=0, le=1)
-    """How far a sequence's ratio may fall below 1; the paper has 3e-4."""
+    """How far a sequence's ratio may fall below 1; the paper uses 3e-4."""
     high: float = Field(default=0.2, gt=0)
-    """How far a sequence's ratio may rise above 1; the paper has 4e-4."""
+    """How far a sequence's ratio may rise above 1; the paper uses 4e-4."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
@@ -38,11 +38,11 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Metrics]:
-    """The clipped surrogate with one ratio a sequence: the geometric mean of its tokens' ratios.
+    """The clipped surrogate with one ratio per sequence, the geometric mean of its tokens' ratios.
 
-    Given token by token (GSPO-token), so that advantages may differ within a sequence; the mean
-    over a sequence's tokens is GSPO's loss of it. Source: https://arxiv.org/abs/2507.18071,
-    equations 5, 7 and 13.
+    Returned per token (GSPO-token), so that advantages may differ within a sequence; the mean over
+    a sequence's tokens is its GSPO loss. Source: https://arxiv.org/abs/2507.18071, equations 5, 7
+    and 13.
     """
     log_ratio_M = logprobs_M - old_logprobs_M
     means_S = sequences.means(log_ratio_M.detach())

@@ -1,4 +1,4 @@
-"""The clipped surrogate against a policy between the sampler's and the current one (A-3PO)."""
+"""The clipped surrogate around a policy between the sampler's and the current one (A-3PO)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 class InterpolatedLoss(Frozen):
-    """Decoupled PPO without a pass for its old policy (https://arxiv.org/abs/2512.06547)."""
+    """Decoupled PPO without a forward pass for its old policy
+    (https://arxiv.org/abs/2512.06547).
+    """
 
     kind: Literal["interpolated"] = "interpolated"
     low: float = Field(default=0.2, gt=0, le=1)
-    """How far a token's ratio to the policy between may fall below 1."""
+    """How far a token's ratio to the policy in between may fall below 1."""
     high: float = Field(default=0.2, gt=0)
-    """How far a token's ratio to the policy between may rise above 1."""
+    """How far a token's ratio to the policy in between may rise above 1."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         sampler_M, advantages_M = tokens.sampler_logprobs_M, tokens.advantages_M

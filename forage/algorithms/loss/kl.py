@@ -1,4 +1,4 @@
-"""How far the policy has gone from a reference model, token by token, and how strong the leash is.
+"""The KL penalty: how far the policy has moved from a reference model, token by token.
 
 Settings and pure functions. Suffix ``_M``: the M sampled tokens of a micro-batch.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KlForm = Literal["k1", "k2", "k3", "absolute", "k1+", "k3+"]
 
 MAX_LOG_RATIO = 20.0
-"""Log ratios are kept within this either way, so that ratios and their squares stay finite."""
+"""Log ratios are clamped to plus or minus this, so that ratios and their squares stay finite."""
 MAX_K3 = 10.0
 """The most that one token adds in the form k3; beyond it the gradient is 0, as in the originals."""
 
@@ -27,24 +27,24 @@ class AdaptiveKl(Frozen):
     """Lets the coefficient follow the measured divergence."""
 
     target: float = Field(gt=0)
-    """The divergence that the coefficient steers to."""
+    """The divergence that the coefficient steers towards."""
     horizon: int = Field(default=10_000, ge=1)
-    """Episodes in which an error makes one fold."""
+    """Episodes over which an error changes the coefficient e-fold."""
 
 
 class KlConfig(Frozen):
-    """The leash to a reference model."""
+    """The KL penalty towards a reference model."""
 
     coefficient: float = Field(gt=0)
-    """The factor of the divergence; to do without, set the section to null."""
+    """Factor of the divergence; to turn the penalty off, set the section to null."""
     form: KlForm = "k3"
-    """The estimate of the divergence of a token."""
+    """How the divergence of a token is estimated."""
     place: Literal["loss", "reward"] = "loss"
-    """Whether it is added to the loss or taken off the reward."""
+    """Whether it is added to the loss or subtracted from the reward."""
     is_importance_weighted: bool = False
-    """Weigh each token by its ratio to the old policy, so that the estimate has no bias."""
+    """Weight each token by its ratio to the old policy, which removes the estimate's bias."""
     reference: str | None = None
-    """The reference model; null: the weights that the run starts with."""
+    """The reference model; null: the run's starting weights."""
     adaptive: AdaptiveKl | None = None
     """A coefficient that follows the divergence; null: a fixed one."""
 
@@ -52,16 +52,16 @@ class KlConfig(Frozen):
     def _what_acts_on_the_gradient_is_in_the_loss(self) -> Self:
         if self.place == "reward" and (self.is_importance_weighted or self.form.endswith("+")):
             raise ValueError(
-                "algorithm.kl.is_importance_weighted and the forms k1+ and k3+ change the gradient "
-                "of the loss, and do nothing in the reward: set algorithm.kl.place: loss, or take "
-                "the form without the +"
+                "algorithm.kl.is_importance_weighted and the forms k1+ and k3+ change only the "
+                "gradient of the loss, so they have no effect in the reward: set "
+                "algorithm.kl.place: loss, or use the form without the +"
             )
         return self
 
     def estimate(
         self, logprobs_M: Tensor, reference_logprobs_M: Tensor, old_logprobs_M: Tensor
     ) -> Tensor:
-        """The divergence at each token, in the form of the settings."""
+        """The divergence at each token, in the configured form."""
         if not self.is_importance_weighted:
             return kl_estimate(logprobs_M, reference_logprobs_M, self.form)
         kl_M = kl_estimate(logprobs_M, reference_logprobs_M, self.form, max_k3=math.inf)
@@ -72,14 +72,14 @@ class KlConfig(Frozen):
 def kl_estimate(
     logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm, max_k3: float = MAX_K3
 ) -> Tensor:
-    """Estimates of KL(policy || reference) at tokens that the policy sampled, one a token [M].
+    """Estimates of KL(policy || reference) at sampled tokens, one per token [M].
 
-    With d = log policy - log reference: k1 is d, k2 is d^2 / 2, k3 is exp(-d) - 1 + d, all of
+    With d = log policy - log reference: k1 is d, k2 is d^2 / 2, k3 is exp(-d) - 1 + d, all from
     http://joschu.net/blog/kl-approx.html, and absolute is |d|. k1 and k3 are unbiased as values; as
     a term of the loss k2 has the gradient of the divergence, k1 none on average, and k3 that of the
-    divergence the other way round (https://arxiv.org/abs/2510.01555). k3 is bounded as veRL's
-    low_var_kl is: the log ratio within 20, the estimate at ``max_k3``. k1+ and k3+ have the
-    value of k1 and k3 and, straight through, the gradient of k2 (veRL's names).
+    reverse divergence (https://arxiv.org/abs/2510.01555). k3 is bounded like veRL's low_var_kl: the
+    log ratio within 20, the estimate at ``max_k3``. k1+ and k3+ have the value of k1 and k3 and,
+    straight through, the gradient of k2 (veRL's names).
     """
     difference_M = logprobs_M - reference_logprobs_M
     match form:
@@ -100,27 +100,27 @@ def kl_estimate(
 
 
 def weighted_kl(kl_M: Tensor, logprobs_M: Tensor, old_logprobs_M: Tensor) -> Tensor:
-    """``kl_M`` times policy / old policy: an estimate over the policy's own tokens.
+    """``kl_M`` times policy / old policy: an estimate over the current policy's own tokens.
 
-    Without it k3 is one over the old policy's, and its gradient is biased once the two differ; the
-    ratio takes part in the gradient. slime bounds k3 at 10 after this product, not before. Source:
-    https://arxiv.org/abs/2512.02556, section 3.1.
+    Without it k3 is an estimate over the old policy's tokens, and its gradient is biased once the
+    two differ; the ratio takes part in the gradient. slime bounds k3 at 10 after this product, not
+    before. Source: https://arxiv.org/abs/2512.02556, section 3.1.
     """
     return bounded(logprobs_M - old_logprobs_M).exp() * kl_M
 
 
 def bounded(log_ratio_M: Tensor) -> Tensor:
-    """Log ratios within 20 either way: an infinite ratio would make NaN of an advantage of 0."""
+    """Log ratios clamped to within 20: an infinite ratio would turn an advantage of 0 into NaN."""
     return log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def next_coefficient(
     coefficient: float, kl: float, target: float, num_episodes: int, horizon: int
 ) -> float:
-    """The coefficient after a step in which ``kl`` was measured: up where it is above ``target``.
+    """The coefficient after a step with divergence ``kl``: raised if that is above ``target``.
 
-    The error is relative and held within 0.2; ``horizon`` episodes of it make one fold. Source:
-    https://arxiv.org/abs/1909.08593, section 2.2.
+    The relative error is clamped to within 0.2; ``horizon`` episodes of it change the coefficient
+    e-fold. Source: https://arxiv.org/abs/1909.08593, section 2.2.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * (1.0 + error * num_episodes / horizon)

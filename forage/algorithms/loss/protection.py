@@ -1,4 +1,4 @@
-"""LLDS: what was good may not become less likely, which is how GRPO with search collapses."""
+"""LLDS: keeps good actions from becoming less likely, which is how GRPO with search collapses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class LikelihoodProtectionConfig(Frozen):
     """LLDS (https://arxiv.org/abs/2512.04220); the paper's coefficients are 0.05 to 0.1."""
 
     coefficient: float = Field(gt=0)
-    """The factor of the term in the loss."""
+    """Factor of the term in the loss."""
     gate: Literal["turn", "episode"] = "turn"
-    """Whose sum of log-probabilities must have fallen."""
+    """The unit whose sum of log-probabilities must have fallen."""
 
     def protect(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         """The likelihood lost at each token, before the coefficient."""
@@ -33,12 +33,12 @@ class LikelihoodProtectionConfig(Frozen):
 def likelihood_protection(
     logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, part_of_M: Tensor
 ) -> tuple[Tensor, Metrics]:
-    """LLDS: how much likelihood the tokens of good actions have lost, where the action lost some.
+    """LLDS: the likelihood that tokens of good actions have lost, where the action lost some.
 
-    ``part_of_M`` numbers what the gate looks at, turns or whole episodes: the loss is
-    max(0, old - new) at tokens whose advantage is not negative, in parts whose sum of old - new
-    over such tokens is above 0. Source: https://arxiv.org/abs/2512.04220 (LLDS; its first version
-    gates episodes, its second single actions).
+    ``part_of_M`` numbers the gate's units, turns or whole episodes: the loss is max(0, old - new)
+    at tokens whose advantage is not negative, in units whose sum of old - new over such tokens is
+    above 0. Source: https://arxiv.org/abs/2512.04220 (LLDS; its first version gates episodes, its
+    second single actions).
     """
     is_good_M = advantages_M >= 0
     lost_M = (old_logprobs_M - logprobs_M).where(is_good_M, 0.0)

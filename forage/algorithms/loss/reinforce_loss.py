@@ -1,9 +1,9 @@
 """REINFORCE, weighted by the ratio to the policy that sampled.
 
-The file to copy for another loss: its settings, its formula as a pure tensor function that gives
-(loss a token, metrics a token), and ``policy_loss``, which calls that with the policy's
-log-probabilities as they are now. Suffix ``_M``: the M tokens of a micro-batch that are learnt. The
-union in ``config/algorithm_config.py`` gets a line.
+Copy this file to add a loss: its settings, its formula as a pure tensor function that returns (loss
+per token, metrics per token), and ``policy_loss``, which calls it with the policy's current
+log-probabilities. Suffix ``_M``: the M trained tokens of a micro-batch. Then add a line to the
+union in ``config/algorithm_config.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NoWeights(Frozen):
-    """No ratio: every token weighs 1."""
+    """No ratio: every token has weight 1."""
 
     kind: Literal["none"] = "none"
 
@@ -40,7 +40,7 @@ class ReinforceLoss(Frozen):
         ]
         | None
     ) = None
-    """Bounds and level of that ratio, at each update; null: the token's ratio as it is."""
+    """Bounds and level of that ratio, at each update; null: the token's ratio, unbounded."""
 
     @model_validator(mode="after")
     def _weights_are_of_the_update(self) -> Self:
@@ -69,8 +69,8 @@ def reinforce_loss(
 ) -> tuple[Tensor, Metrics]:
     """REINFORCE, weighted by the (constant) probability ratio to the old policy.
 
-    The gradient is ``-ratio * advantage * grad log p``; where the ratio is 1 this is the estimator
-    of Williams, 1992 (https://doi.org/10.1007/BF00992696).
+    The gradient is ``-ratio * advantage * grad log p``; with ratio 1 this is the estimator of
+    Williams, 1992 (https://doi.org/10.1007/BF00992696).
     """
     ratio_M = bounded(logprobs_M.detach() - old_logprobs_M).exp()
     return -ratio_M * advantages_M * logprobs_M, {}

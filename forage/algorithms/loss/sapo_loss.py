@@ -1,4 +1,4 @@
-"""SAPO: a smooth gate in the place of the clip, so that no token loses its gradient at a bound."""
+"""SAPO: a smooth gate instead of a clip, so that no token loses its gradient at a bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SapoLoss(Frozen):
     temperature_good: float = Field(default=1.0, gt=0)
     """How fast the gate closes for tokens with a positive advantage."""
     temperature_bad: float = Field(default=1.05, gt=0)
-    """How fast it closes for the others; a little faster, for stability."""
+    """How fast it closes for the others; slightly faster, for stability."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
@@ -39,8 +39,8 @@ def sapo_loss(
 ) -> tuple[Tensor, Metrics]:
     """-f(r) A with f(r) = 4 / t sigmoid(t (r - 1)), whose slope at r = 1 is 1.
 
-    Far from 1 the gradient fades out, either way. Source: https://arxiv.org/abs/2511.20347 (soft
-    adaptive policy optimization).
+    Far from 1 the gradient fades in either direction. Source: https://arxiv.org/abs/2511.20347
+    (soft adaptive policy optimization).
     """
     ratio_M = bounded(logprobs_M - old_logprobs_M).exp()
     good_M = advantages_M > 0

@@ -1,4 +1,4 @@
-"""OPSM: bad episodes that the policy has left behind give no gradient."""
+"""OPSM: no gradient from bad episodes that the policy has moved away from."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class SequenceMaskConfig(Frozen):
     """Masks sequences that are bad and off-policy (slime's OPSM, DeepSeek-V3.2)."""
 
     delta: float = Field(default=1e-4, gt=0)
-    """The mean of old - new log-probability of a sequence above which it is masked."""
+    """Masks a sequence whose mean of old - new log-probability is above this."""
 
     def mask(self, logprobs_M: Tensor, tokens: Tokens) -> Tensor:
-        """1 for each token that gives a gradient, otherwise 0."""
+        """1 for each token that contributes a gradient, otherwise 0."""
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
         return off_policy_mask(logprobs_M, old_M, advantages_M, tokens.sequences, self.delta)
 
@@ -33,7 +33,7 @@ def off_policy_mask(
     sequences: Sequences,
     delta: float,
 ) -> Tensor:
-    """0 at tokens with a negative advantage whose sequence has a mean of old - new above ``delta``.
+    """0 at tokens with a negative advantage whose sequence has a mean old - new above ``delta``.
 
     The tokens still count in means. Source: https://arxiv.org/abs/2512.02556, section 3.1; slime's
     ``compute_opsm_mask``.

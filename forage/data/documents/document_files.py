@@ -1,9 +1,9 @@
-"""One's own documents as text: .txt, .md, .html, .pdf and .docx files, alone or in a folder.
+"""Your own documents as text: .txt, .md, .html, .pdf and .docx files, alone or in a folder.
 
-Each file becomes a ``OwnDocument`` with its title, its text and marks that say where a page or a
-section begins. A file that cannot be read within its limits, that holds no text, or that a link
-leads to out of the folder, is named in the log and left out. ``document_formats.py`` reads the
-formats, ``table_rows.py`` tables; ``splitting.py`` cuts documents into passages.
+Each file becomes an ``OwnDocument`` with its title, its text and marks where a page or a section
+begins. A file that cannot be read within the limits, has no text, or is a link out of the folder,
+is logged and skipped. ``document_formats.py`` reads the formats, ``table_rows.py`` tables;
+``splitting.py`` splits documents into passages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from forage.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-_MAX_NAMED = 20  # files that are left out are named up to here, then counted
+_MAX_NAMED = 20  # skipped files are named up to here, then counted
 
 
 @dataclass(frozen=True, slots=True)
 class OwnDocument:
-    """A text with a title; ``fields`` go onto the corpus line of each of its passages."""
+    """A text with a title; each of its passages gets ``fields`` on its corpus line."""
 
     id: str
     title: str
@@ -36,9 +36,9 @@ class OwnDocument:
 
 
 def read_documents(path: Path) -> Iterator[OwnDocument]:
-    """The documents of a file, or of a folder and the folders in it, in the order of their names.
+    """The documents in a file, or in a folder and its subfolders, in order of name.
 
-    Hidden files are passed over. Raises ``UserError`` where nothing can be read.
+    Hidden files are skipped. Raises ``UserError`` if nothing can be read.
     """
     files = document_files(path)
     base = path if path.is_dir() else path.parent
@@ -50,18 +50,18 @@ def read_documents(path: Path) -> Iterator[OwnDocument]:
             except ValueError as error:
                 num_left_out += 1
                 if num_left_out <= _MAX_NAMED:
-                    logger.warning("%s is left out: %s", file, error)
+                    logger.warning("skipping %s: %s", file, error)
                 continue
             num_read += 1
             yield document
     if num_left_out:
-        logger.warning("%d of %d files are left out", num_left_out, len(files))
+        logger.warning("skipped %d of %d files", num_left_out, len(files))
     if not num_read:
-        raise UserError(f"{path} holds no document with text that can be read")
+        raise UserError(f"{path} contains no document with readable text")
 
 
 def document_files(path: Path) -> list[Path]:
-    """The documents at ``path``, by name; raises ``UserError`` where there is none."""
+    """The documents at ``path``, in order of name; raises ``UserError`` if there are none."""
     if not path.is_dir():
         return [path]
     files = without_links_out(
@@ -69,7 +69,9 @@ def document_files(path: Path) -> list[Path]:
         (file for file in path.rglob("*") if _is_document(file, path)),
     )
     if not files:
-        raise UserError(f"{path} holds no document; a folder may hold {', '.join(READERS)} files")
+        raise UserError(
+            f"{path} contains no documents; a folder may contain {', '.join(READERS)} files"
+        )
     return files
 
 
@@ -79,8 +81,8 @@ def _is_document(file: Path, folder: Path) -> bool:
 
 
 def _document(process: DocumentProcess, file: Path, name: str) -> OwnDocument:
-    """The document in a file; raises ``ValueError`` for one without text."""
+    """The document in a file; raises ``ValueError`` if it has no text."""
     found = process.read(file)
     if not found.text.strip():
-        raise ValueError("it holds no text (pages that were scanned need OCR first)")
+        raise ValueError("it contains no text (scanned pages need OCR first)")
     return OwnDocument(name, found.title or file.stem, found.text, found.marks, {"file": name})

@@ -1,8 +1,7 @@
-"""What documents say: .txt, .md, .html, .pdf and .docx files as text with a title and marks.
+"""Parses documents: .txt, .md, .html, .pdf and .docx files to text with a title and marks.
 
-pypdf, python-docx and trafilatura read the formats; this is the one file that imports them for
-documents. ``document_process.py`` calls it in a process with limits, since none of the three has
-any.
+pypdf, python-docx and trafilatura read the formats; only this file imports them for documents.
+``document_process.py`` calls it in a process with limits, since none of the three has any.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class DocumentText:
-    """What a file says: its title ("" where it names none), its text, and its marks."""
+    """A file's contents: its title ("" if it has none), its text, and its marks."""
 
     title: str
     text: str
@@ -38,7 +37,7 @@ class DocumentText:
 
 
 def _read_markdown(path: Path) -> DocumentText:
-    """The text as it stands; the first heading is the title, each heading begins a section."""
+    """The text unchanged; the first heading is the title, each heading begins a section."""
     text = _decoded(path)
     marks: list[Mark] = []
     start, is_code = 0, False
@@ -52,7 +51,7 @@ def _read_markdown(path: Path) -> DocumentText:
 
 
 def _read_html(path: Path) -> DocumentText:
-    """What a person would read of a page, without its menus and scripts."""
+    """The readable text of a page, without menus and scripts."""
     import trafilatura
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
@@ -73,7 +72,7 @@ def _read_pdf(path: Path) -> DocumentText:
 
 
 def _read_docx(path: Path) -> DocumentText:
-    """Paragraphs and tables in their order; the styles Title and Heading N make sections."""
+    """Paragraphs and tables in order; the styles Title and Heading N make sections."""
     import docx
     from docx.opc.exceptions import PackageNotFoundError
     from docx.table import Table
@@ -81,7 +80,7 @@ def _read_docx(path: Path) -> DocumentText:
     try:
         document = docx.Document(str(path))
     except PackageNotFoundError as error:
-        raise ValueError("it is no .docx file, whatever its name says") from error
+        raise ValueError("it is not a .docx file, despite its name") from error
     title = document.core_properties.title
     parts: list[tuple[tuple[str, str | int] | None, str]] = []
     for block in document.iter_inner_content():
@@ -99,7 +98,7 @@ def _read_docx(path: Path) -> DocumentText:
 def _joined(
     title: str, parts: list[tuple[tuple[str, str | int] | None, str]], between: str
 ) -> DocumentText:
-    """Parts, each with what begins there, as one text."""
+    """Parts joined into one text, each with the marks that begin there."""
     marks, start = [], 0
     for begins, text in parts:
         if begins is not None:
@@ -109,7 +108,7 @@ def _joined(
 
 
 def _decoded(path: Path) -> str:
-    """The text of a file: UTF-8, UTF-16 with its mark, or else Windows' Latin letters."""
+    """The text of a file: UTF-8, UTF-16 with its byte order mark, or otherwise windows-1252."""
     data = path.read_bytes()
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16")
@@ -129,4 +128,4 @@ READERS: Mapping[str, Callable[[Path], DocumentText]] = {
     ".pdf": _read_pdf,
     ".docx": _read_docx,
 }
-"""How each kind of document is read, by the end of its name."""
+"""The reader of each document format, by file extension."""

@@ -1,9 +1,10 @@
-"""Documents read in a process that can be ended: each file has a time and a memory limit.
+"""Reads documents in a separate process, with a time and a memory limit per file.
 
-A few kilobytes may say "a million cells", nest a page 100,000 deep or unpack to gigabytes, and the
-parsers have no bounds. Run as a program (``python -m forage.data.documents.document_process``) it
-answers one path after another on its standard input and output; ``DocumentProcess`` starts it,
-keeps it for the next file, and starts another when a file has cost it its life.
+A few kilobytes can declare a million cells, nest a page 100,000 deep or decompress to gigabytes,
+and the parsers have no limits. Run as a program (``python -m
+forage.data.documents.document_process``) it answers one path after another on its standard input
+and output; ``DocumentProcess`` starts it, keeps it for the next file, and starts another if a file
+has killed it.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ import psutil
 from forage.data.documents.document_formats import READERS, DocumentText, Mark
 
 _MAX_MB, _MAX_S = 2_048, 120.0
-# A process ends itself when a file's time on processors is up. On the clock, a busy machine may
-# take several times as long; then it is ended from here.
+# The process ends itself when a file's CPU time is used up. In wall-clock time a busy machine may
+# take several times as long; after that we kill it.
 _PATIENCE = 5
 _LENGTH = struct.Struct(">Q")
 
 
 class DocumentProcess:
-    """A process that reads documents, one at a time; a context that ends it."""
+    """A process that reads documents, one at a time; as a context manager it ends the process."""
 
     def __init__(self, max_mb: int = _MAX_MB, max_s: float = _MAX_S) -> None:
-        """What one file may take: memory, and seconds on a processor."""
+        """Limits per file: memory, and CPU seconds."""
         self._max_mb, self._max_s = max_mb, max_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path) -> DocumentText:
-        """What a file says; raises ``ValueError`` for one that cannot be read within the limits."""
+        """The contents of a file; raises ``ValueError`` if it cannot be read within the limits."""
         process = self._process = self._process or self._start()
-        assert process.stdin is not None, "it is a pipe"
-        assert process.stdout is not None, "it is a pipe"
+        assert process.stdin is not None, "stdin is a pipe"
+        assert process.stdout is not None, "stdout is a pipe"
         timer = Timer(self._max_s * _PATIENCE, process.kill)
         timer.start()
         try:
@@ -59,7 +60,7 @@ class DocumentProcess:
             raise ValueError(self._why_ended())
         if reply.get("is_last"):
             self.__exit__()
-        if "missing" in reply:  # the command line says which extra brings it
+        if "missing" in reply:  # the command line says which extra to install
             raise ModuleNotFoundError(f"No module named {reply['missing']}", name=reply["missing"])
         if "error" in reply:
             raise ValueError(reply["error"])
@@ -77,14 +78,14 @@ class DocumentProcess:
                 process.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # -P: a json.py in the current folder, which may be that of the documents, is not imported.
+        # -P: do not import a json.py from the current folder, which may be that of the documents.
         program = [sys.executable, "-P", "-m", "forage.data.documents.document_process"]
         limits = [str(self._max_mb), str(self._max_s)]
         process = subprocess.Popen(
             [*program, *limits],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C in the terminal reaches us and not it
+            start_new_session=True,  # Ctrl-C in the terminal must reach only us
         )
         assert process.stdout is not None, "it is a pipe"
         if _read(process.stdout) is None:
@@ -93,14 +94,14 @@ class DocumentProcess:
 
     def _why_ended(self) -> str:
         process = self._process
-        assert process is not None, "it has just been asked"
+        assert process is not None, "a request was just sent"
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1)
         status = process.poll()
         self.__exit__()
         if status in (-signal.SIGPROF, -signal.SIGKILL):
-            return f"it takes more than {self._max_s:g} s to read"
-        return f"it takes more than {self._max_mb:,} MB to read, or crashes its reader ({status})"
+            return f"reading it takes more than {self._max_s:g} s"
+        return f"reading it takes more than {self._max_mb:,} MB, or crashes the reader ({status})"
 
 
 def _read(file: IO[bytes]) -> dict[str, Any] | None:
@@ -124,17 +125,17 @@ def _answer(path: Path, max_mb: int) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         reply = {"missing": error.name}
     except MemoryError:
-        reply = {"error": f"it takes more than {max_mb:,} MB to read", "is_last": True}
-    except Exception as error:  # the boundary of the parsers: files may hold anything
+        reply = {"error": f"reading it takes more than {max_mb:,} MB", "is_last": True}
+    except Exception as error:  # the parsers' boundary: files may contain anything
         reply = {"error": str(error)[:500] or type(error).__name__}
-    # Not ru_maxrss, which begins with the memory of the program that started this one.
+    # Not ru_maxrss, which starts at the memory of the parent program.
     kept_bytes = psutil.Process().memory_info().rss
     return {"is_last": kept_bytes > max_mb * 2**20 / 2} | reply
 
 
 def main(max_mb: int, max_s: float) -> None:
-    """Answer paths on standard input until it ends; what libraries print goes nowhere."""
-    with contextlib.suppress(ValueError):  # macOS has no such limit; the time's is left there
+    """Answers paths on standard input until it ends; output of libraries is discarded."""
+    with contextlib.suppress(ValueError):  # macOS has no such limit; the CPU limit stays
         resource.setrlimit(resource.RLIMIT_AS, (max_mb * 2**20, max_mb * 2**20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

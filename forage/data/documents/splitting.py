@@ -1,7 +1,7 @@
-"""Documents cut into passages: windows of words or of a tokenizer's tokens that may overlap.
+"""Splits documents into passages: windows of words or of a tokenizer's tokens, with overlap.
 
-A passage keeps its document's title, and says where it stands: ``start`` and ``end`` (characters
-of the document's text), and the ``page`` or ``section`` that its first character is in.
+A passage keeps its document's title and records its position: ``start`` and ``end`` (characters of
+the document's text), and the ``page`` or ``section`` of its first character.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from forage.types import Passage
 
 Spans = Sequence[tuple[int, int]]
 
-# Scripts without spaces: each character of Chinese and Japanese counts as a word.
+# In scripts without spaces, each character of Chinese and Japanese counts as a word.
 _ALONE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How much of a document is one passage: ``size`` units, ``overlap`` of them in the next too.
+    """The size of a passage: ``size`` units, of which ``overlap`` are repeated in the next.
 
     ``spans`` gives where each unit of a text begins and ends, in characters.
     """
@@ -37,18 +37,18 @@ class Window:
     def __post_init__(self) -> None:
         if self.overlap >= self.size:
             raise UserError(
-                f"the overlap of {self.overlap} is not below the {self.size} of a passage; "
-                "make it smaller"
+                f"the overlap of {self.overlap} is not below the passage size of {self.size}; "
+                "reduce the overlap"
             )
 
 
 def word_spans(text: str) -> Spans:
-    """Where each word is: ``"a bc"`` gives ``[(0, 1), (2, 4)]``."""
+    """The span of each word: ``"a bc"`` gives ``[(0, 1), (2, 4)]``."""
     return [match.span() for match in _WORD.finditer(text)]
 
 
 def token_spans(tokenizer: Path) -> Callable[[str], Spans]:
-    """Where each token is, by the ``tokenizer.json`` of a model's directory."""
+    """A function to each token's span, by the ``tokenizer.json`` in a model's directory."""
     from tokenizers import Tokenizer
 
     file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
@@ -82,7 +82,7 @@ def passages_of(documents: Iterable[OwnDocument], window: Window) -> Iterator[Pa
         for number, (start, end) in enumerate(pieces, start=1):
             marks = {mark.name: mark.value for mark in document.marks if mark.start <= start}
             fields = {**document.fields, **marks, "start": start, "end": end}
-            # Where a reader finds the passage; browsers open a PDF at ``#page=3``.
+            # A link to the passage; browsers open a PDF at ``#page=3``.
             page = f"#page={marks['page']}" if "page" in marks else ""
             fields.setdefault("url", f"{document.fields['file']}{page}")
             is_whole = len(pieces) == 1 and "row" in document.fields
@@ -91,7 +91,7 @@ def passages_of(documents: Iterable[OwnDocument], window: Window) -> Iterator[Pa
 
 
 def _windows(spans: Spans, window: Window) -> list[tuple[int, int]]:
-    """Characters (from, to) of each passage.
+    """The (start, end) characters of each passage.
 
     Five words, windows of 3 that share 1: words 0 to 2, then 2 to 4.
     """

@@ -1,8 +1,8 @@
-"""One's own rows as documents: a .csv, .tsv, .parquet or .jsonl file with named columns.
+"""Your own rows as documents: a .csv, .tsv, .parquet or .jsonl file with named columns.
 
-A row becomes a ``OwnDocument``: one column or several are its text, one its title, one its id; the
-other columns with plain values go onto the corpus line. A wrong column is an error that shows
-the columns of the file and what a row must look like.
+A row becomes an ``OwnDocument``: one or more columns are its text, one its title, one its id; other
+columns with plain values go onto the corpus line. A wrong column is an error that shows the file's
+columns and what a row must look like.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forage.errors import UserError
 
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".jsonl.gz")
 
-# What a corpus line itself uses; a column of this name is text, title or id, or is left out.
+# Keys of a corpus line; a column with one of these names is text, title or id, or is dropped.
 _RESERVED = frozenset(("id", "contents", "text", "title", "file", "row", "start", "end", "url"))
 _MAX_CELL_CHARS = 2**27
 
@@ -31,7 +31,7 @@ _MAX_CELL_CHARS = 2**27
 class NamedColumns:
     """Which columns of a table are the text, the title and the id.
 
-    ``title`` and ``id`` None stand for the column of that name, where the table has one.
+    If ``title`` or ``id`` is None, the column of that name is used, if the table has one.
     """
 
     text: tuple[str, ...] = ("text",)
@@ -40,12 +40,12 @@ class NamedColumns:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file's name says that it holds rows."""
+    """Whether a file's name says that it contains rows."""
     return path.name.lower().endswith(TABLES)
 
 
 def read_table(path: Path, columns: NamedColumns) -> Iterator[OwnDocument]:
-    """A document for each row with text, numbered from 1; raises ``UserError``."""
+    """One document per row with text, numbered from 1; raises ``UserError``."""
     num_read = 0
     for number, (place, row) in enumerate(_rows(path), start=1):
         if number == 1:
@@ -58,7 +58,7 @@ def read_table(path: Path, columns: NamedColumns) -> Iterator[OwnDocument]:
         title = _cell(place, row, columns.title or "title")
         identity = _cell(place, row, columns.id or "id")
         if columns.id and not identity:
-            raise UserError(f"{place}: its {columns.id!r} is empty; an id is needed on each row")
+            raise UserError(f"{place}: its {columns.id!r} is empty; each row needs an id")
         yield OwnDocument(
             id=identity or f"{path.name}#{number}",
             title=" ".join(title.split()),
@@ -66,7 +66,7 @@ def read_table(path: Path, columns: NamedColumns) -> Iterator[OwnDocument]:
             fields={"file": path.name, "row": number} | _others(row, columns),
         )
     if not num_read:
-        raise UserError(f"{path} holds no row with text in {', '.join(columns.text)}")
+        raise UserError(f"{path} contains no row with text in {', '.join(columns.text)}")
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -89,9 +89,9 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, An
                 if None in row or None in row.values():
                     names = reader.fieldnames or []
                     raise UserError(
-                        f"{path}:{reader.line_num}: this row has another number of cells than the "
-                        f"{len(names)} columns of the first line ({', '.join(names)}); put cells "
-                        "that hold the separator or a line break in double quotes"
+                        f"{path}:{reader.line_num}: this row does not have as many cells as the "
+                        f"first line has columns ({len(names)}: {', '.join(names)}); put cells "
+                        "that contain the separator or a line break in double quotes"
                     )
                 yield f"{path}:{reader.line_num}", row
     except OSError as error:
@@ -110,31 +110,31 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _refuse_missing(path: Path, row: Mapping[str, Any], columns: NamedColumns) -> None:
-    """Raise ``UserError`` for a column that was named and is not there."""
+    """Raises ``UserError`` for a named column that does not exist."""
     named = [*columns.text, *(name for name in (columns.title, columns.id) if name is not None)]
     for name in named:
         if name not in row:
             like = {columns.id or "id": "a1", columns.title or "title": "Ada"}
             like |= dict.fromkeys(columns.text, "Born in 1815 ...")
             raise UserError(
-                f"{path} has no column {name!r}; it has {', '.join(map(str, row)) or 'none'}. Name "
-                "its columns with --text-column, --title-column and --id-column: a row looks like "
-                f"{json.dumps(like, ensure_ascii=False)}, and only the text must be there"
+                f"{path} has no column {name!r}; it has {', '.join(map(str, row)) or 'none'}. "
+                "Name its columns with --text-column, --title-column and --id-column: a row "
+                f"looks like {json.dumps(like, ensure_ascii=False)}, and only the text is required"
             )
 
 
 def _cell(place: str, row: Mapping[str, Any], name: str) -> str:
-    """A cell as text, "" where there is none; raises ``UserError`` for a list or an object."""
+    """A cell as text, "" if it is missing; raises ``UserError`` for a list or an object."""
     value = row.get(name)
     if value is None:
         return ""
     if isinstance(value, str | int | float):
         return str(value).strip()
-    raise UserError(f"{place}: {name!r} is {str(value)[:40]!r}; a text or a number is needed")
+    raise UserError(f"{place}: {name!r} is {str(value)[:40]!r}; a string or a number is needed")
 
 
 def _others(row: Mapping[str, Any], columns: NamedColumns) -> dict[str, Any]:
-    """The other columns that JSON holds as they are; ``url`` stays, where it is a text."""
+    """The other columns whose values JSON can represent; ``url`` only if it is a string."""
     used = {*columns.text, columns.title, columns.id}
     return {
         name: value

@@ -1,7 +1,7 @@
-"""Rows whose question stands inside a prompt: Search-R1 and veRL, RLinf, slime.
+"""Rows whose question is inside a prompt: Search-R1 and veRL, RLinf, slime.
 
-They are made for trainers that send the prompt unchanged. Forage writes its own prompt, so it takes
-the bare question out of theirs. ``search_r1_row`` writes the first of these forms.
+They are made for trainers that send the prompt unchanged. Forage writes its own prompt, so it
+extracts the bare question. ``search_r1_row`` writes the first of these forms.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from forage.data.forms.rows import Row
 from forage.types import Question, Tag, tag_pattern
 
 _MARK = "Question:"
-# Where a template without tags has it: at the start of a line or of a sentence.
+# In a template without tags: at the start of a line or of a sentence.
 _MARK_OF_SENTENCE = re.compile(r"(?:^|[.!?:])\s*Question:", re.MULTILINE)
-# Where a template with tags has it: behind its last sentence, which ends in a tag.
+# In a template with tags: after its last sentence, which ends in a tag.
 _MARK_OF_TAGS = re.compile(r"</?[a-z_]+>[\s.,;:!?]*Question:")
-# Tags of the tags protocol, and of veRL's wording of it.
+# Tags of the tags protocol, and of veRL's version of it.
 _TAG = tag_pattern(Tag)
-# Where a prompt given as rendered text ends the user's message.
+# The end of the user's message in a prompt given as rendered text.
 _MESSAGE_END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|\n\s*Assistant:")
-# veRL's own preprocessing writes the source like this.
+# How veRL's own preprocessing writes the source.
 _VERL_PREFIX = "searchR1_"
 
 
 def search_r1_question(record: Record) -> Question:
-    """A row as Search-R1 and veRL write them.
+    """A row in the format of Search-R1 and veRL.
 
     ``{"data_source", "prompt": [{"role", "content"}], "reward_model": {"ground_truth": {"target":
-    [..]}}, "extra_info": {"split", "index"}}``, with or without the columns of the source. Ids and
-    ``index`` count from 0 in each source, so the id has the source in front.
+    [..]}}, "extra_info": {"split", "index"}}``, with or without the source's own columns. Ids and
+    ``index`` count from 0 in each source, so the id is prefixed with the source.
     """
     row, own_id = record.row, record.own_id
     source = record.source.removeprefix(_VERL_PREFIX)
