@@ -1,8 +1,8 @@
-"""Which questions a training run asks, and in which order: shuffles, mixtures, a curriculum.
+"""Which questions a training run uses, in which order: shuffles, mixtures, a curriculum.
 
-``data.*`` of the recipe decides. The training loop asks for the questions of a step; the answer
-depends on the position and the seed alone, never on what was asked before, so that a resumed run
-asks the same questions.
+``data.*`` of the recipe decides. The training loop requests the questions of a step; they depend
+only on the position and the seed, never on earlier requests, so that a resumed run gets the same
+questions.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from forage.types import Question, Status
 LOG = logging.getLogger(__name__)
 
 MIX_BLOCK = 1000
-"""Positions within which sources come in the proportions of their weights, to within one."""
+"""Block of positions in which each source's share matches its weight, to within one question."""
 
 
 def training_questions(config: DataConfig, seed: int) -> tuple[list[Question], QuestionOrder]:
-    """The questions that may be asked, and the order to ask them in; raises ``UserError``."""
-    assert config.train is not None, "checked by check_trainable"
+    """The available questions, and the order in which to use them; raises ``UserError``."""
+    assert config.train is not None, "check_trainable requires data.train"
     require_file(config.train, config.train_sets, "train")
     questions = read_questions(config.train, config.train_form)
     difficulty = None
@@ -49,9 +49,9 @@ def training_questions(config: DataConfig, seed: int) -> tuple[list[Question], Q
 
 @dataclass(slots=True)
 class StepQuestions:
-    """The questions of each step: its own ``num_own``, and up to ``num_spare`` others.
+    """The questions of each step: ``num_own`` of its own, and up to ``num_spare`` others.
 
-    ``num_questions`` is how many there are in all. ``go_on`` says where a resumed run stands.
+    ``num_questions`` is the total number available. ``go_on`` sets where a resumed run continues.
     """
 
     order: QuestionOrder
@@ -63,24 +63,24 @@ class StepQuestions:
     first_position: int = 0
 
     def go_on(self, step: int, position: int | None) -> None:
-        """From here on ``step`` asks the question at ``position`` first.
+        """Sets the position of the first question of ``step``, for it and the steps after.
 
-        None: every step before it had as many questions as now.
+        None: every earlier step used as many questions as steps do now.
         """
         self.first_step = step
         self.first_position = step * self.num_own if position is None else position
 
     def position(self, step: int) -> int:
-        """Where in the order the step's own questions begin."""
+        """The position in the order of the step's first own question."""
         return self.first_position + (step - self.first_step) * self.num_own
 
     def own(self, step: int) -> Sequence[Question]:
         return self.order.stretch(self.position(step), self.num_own)
 
     def spare(self, step: int) -> list[Question]:
-        """Questions that the step may ask beside its own, in the run's mixture.
+        """Additional questions that the step may use, in the run's mixture.
 
-        They stand at positions of the order that no run reaches.
+        Their positions in the order are ones that no run reaches.
         """
         first = random.Random(f"{self.seed}/spare/{step}").randrange(1 << 40, 1 << 41)
         spare: dict[str, Question] = {}
@@ -95,12 +95,12 @@ class StepQuestions:
 
 
 def questions_of_run(config: RunConfig) -> tuple[list[Question], StepQuestions]:
-    """All that may be asked in a run, and what each step asks; raises ``UserError``."""
+    """All questions a run may use, and those of each step; raises ``UserError``."""
     num_own, dynamic = config.trainer.questions_per_step, config.algorithm.dynamic_sampling
     questions, order = training_questions(config.data, config.seed)
     if len(questions) < num_own:
         raise UserError(
-            f"{config.data.train} holds {len(questions)} questions, fewer than "
+            f"{config.data.train} contains {len(questions)} questions, fewer than "
             f"trainer.questions_per_step ({num_own})"
         )
     num_spare = 0
@@ -111,9 +111,9 @@ def questions_of_run(config: RunConfig) -> tuple[list[Question], StepQuestions]:
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """The share of a question's episodes that answered it exactly (EM), by question id.
+    """The share of a question's episodes with an exact match (EM), by question id.
 
-    A question that is always or never answered teaches a group nothing.
+    A question answered always or never gives a group nothing to learn from.
     """
 
     success_rate: dict[str, float]
@@ -121,9 +121,9 @@ class Difficulty:
     def keep_band(
         self, questions: Sequence[Question], lowest: float, highest: float
     ) -> list[Question]:
-        """The questions with a rate from ``lowest`` to ``highest``; raises ``UserError`` for none.
+        """The questions with a success rate in this range; raises ``UserError`` if there are none.
 
-        Questions that were never measured are left out; the log says how many.
+        Questions without a measurement are dropped; the log says how many.
         """
         kept = [
             question
@@ -138,8 +138,8 @@ class Difficulty:
         if not kept:
             raise UserError(
                 f"no question has a measured success rate from {lowest} to {highest} "
-                f"({num_unknown} of {len(questions)} were never measured); widen "
-                "data.min_success and data.max_success, or measure them"
+                f"({num_unknown} of {len(questions)} were never measured); widen data.min_success "
+                "and data.max_success, or measure them"
             )
         return kept
 
@@ -147,8 +147,8 @@ class Difficulty:
 def measure_difficulty(path: Path, questions: Sequence[Question]) -> Difficulty:
     """Success rates of ``questions`` in an episode file of any run or evaluation.
 
-    Episodes that the engine or a search failed, and those of other arms than the normal one, say
-    nothing about a question and do not count. Raises ``UserError`` where no episode counts.
+    Episodes in which the engine or a search failed, and those of arms other than the normal one, do
+    not count. Raises ``UserError`` if no episode counts.
     """
     wanted = {question.id for question in questions}
     scores: dict[str, list[float]] = {}
@@ -161,14 +161,16 @@ def measure_difficulty(path: Path, questions: Sequence[Question]) -> Difficulty:
             scores.setdefault(episode.question.id, []).append(episode.reward.parts["em"])
     if not scores:
         raise UserError(
-            f"data.difficulty is {path}, which holds no scored episode of the training questions; "
-            "name the episodes of a run or an evaluation that played them"
+            f"data.difficulty is {path}, which contains no scored episode of the training "
+            "questions; name the episodes of a run or an evaluation that played them"
         )
     return Difficulty({i: sum(those) / len(those) for i, those in scores.items()})
 
 
 class QuestionOrder:
-    """An endless sequence of questions, epoch after epoch; a position always has the same one."""
+    """An endless sequence of questions, epoch after epoch; the same position always has the same
+    one.
+    """
 
     def __init__(
         self,
@@ -177,11 +179,12 @@ class QuestionOrder:
         weights: Mapping[str, float] | None = None,
         difficulty: Difficulty | None = None,
     ) -> None:
-        """``weights``: share of each source; ``difficulty``: easy questions first, in epoch 0.
+        """``weights`` are the shares of the sources; ``difficulty`` puts easy questions first in
+        epoch 0.
 
-        Without weights, sources are as frequent as in the file. Raises ``UserError``.
+        Without weights, sources keep their frequency in the file. Raises ``UserError``.
         """
-        assert questions, "an order of no questions"
+        assert questions, "an order needs at least one question"
         self._seed = seed
         if weights:
             by_source = _by_source(questions, weights)
@@ -202,12 +205,12 @@ class QuestionOrder:
         return self._pools[source].at(num_drawn)
 
     def stretch(self, first: int, size: int) -> list[Question]:
-        """``size`` questions from the position ``first`` on."""
+        """``size`` questions from position ``first`` on."""
         return [self.at(position) for position in range(first, first + size)]
 
 
 class _Pool:
-    """Questions in seeded shuffles, one shuffle for each epoch."""
+    """Questions in seeded shuffles, one shuffle per epoch."""
 
     def __init__(
         self, questions: Sequence[Question], seed: str, difficulty: Difficulty | None
@@ -215,7 +218,7 @@ class _Pool:
         self._questions = questions
         self._seed = seed
         self._difficulty = difficulty
-        # Positions are asked for one by one, rarely of more than two epochs.
+        # Positions are requested one by one, rarely from more than two epochs.
         self._order = lru_cache(maxsize=2)(self._order_of)
 
     def at(self, num_drawn: int) -> Question:
@@ -227,7 +230,7 @@ class _Pool:
         random.Random(f"{self._seed}/{epoch}").shuffle(order)
         if self._difficulty is not None and epoch == 0:
             rate = self._difficulty.success_rate
-            # Sorting is stable: questions that are equally hard stay shuffled.
+            # Sorting is stable: questions of equal difficulty stay shuffled.
             order.sort(key=lambda index: -rate.get(self._questions[index].id, -1.0))
         return order
 
@@ -246,14 +249,14 @@ def _by_source(
         )
     if forgotten := sorted(set(by_source) - set(weights)):
         raise UserError(
-            f"data.weights has no weight for {', '.join(forgotten)}; give a weight to each source "
-            "of the questions, 0 to leave it out"
+            f"data.weights has no weight for {', '.join(forgotten)}; give every source of the "
+            "questions a weight, or 0 to leave it out"
         )
     return {source: those for source, those in by_source.items() if weights[source] > 0}
 
 
 def _block(weights: Mapping[str, float]) -> tuple[str, ...]:
-    """``MIX_BLOCK`` sources in the proportions of ``weights``, by largest remainder."""
+    """``MIX_BLOCK`` sources in proportion to ``weights``, by largest remainder."""
     total = sum(weights.values())
     exact = {source: MIX_BLOCK * weight / total for source, weight in weights.items()}
     counts = {source: int(share) for source, share in exact.items()}
@@ -263,7 +266,7 @@ def _block(weights: Mapping[str, float]) -> tuple[str, ...]:
     for source, count in counts.items():
         if count == 0:
             raise UserError(
-                f"data.weights: {source} has less than one question in {MIX_BLOCK}; raise its "
+                f"data.weights: {source} gets less than one question in {MIX_BLOCK}; raise its "
                 "weight, or set it to 0"
             )
     return tuple(source for source, count in counts.items() for _ in range(count))
@@ -271,7 +274,7 @@ def _block(weights: Mapping[str, float]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)
 def _draw(block: tuple[str, ...], seed: str) -> list[tuple[str, int]]:
-    """The block shuffled: the source at each place, and how often it came earlier in the block."""
+    """The block shuffled: each position's source, and how often it came before in the block."""
     order = list(block)
     if len(set(block)) > 1:
         random.Random(seed).shuffle(order)

@@ -1,7 +1,7 @@
-"""Reading and writing question files; each published form is recognised by its keys.
+"""Reads and writes question files; recognises each published form by its keys.
 
-Training and evaluation read their questions here, and the encyclopedia writes its questions here.
-What a form looks like is shown beside its reader (``forms.py``, ``chat_rows.py``).
+Training and evaluation read their questions here, and the generated encyclopedia writes its
+questions here. Each form is described next to its reader (``forms.py``, ``chat_rows.py``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LOG = logging.getLogger(__name__)
 
 
 def read_questions(path: Path | str, form: str | None = None) -> list[Question]:
-    """All questions of a file in any form, ids unique; ``form`` None recognises it.
+    """All questions of a file in any form, with unique ids; ``form`` None recognises it.
 
-    Files are JSON lines, a JSON list, SQuAD JSON (all gzipped too) or parquet. Raises ``UserError``
-    with the line or row number for what cannot be a question.
+    Files are JSON lines, a JSON list, SQuAD JSON (each optionally gzipped) or parquet. Raises
+    ``UserError`` with the line or row number for anything that cannot be a question.
     """
     path = Path(path)
     if not path.exists():
@@ -38,31 +38,31 @@ def read_questions(path: Path | str, form: str | None = None) -> list[Question]:
     for place, question in _questions(path, form):
         if question.id in first_place:
             raise UserError(
-                f"{place}: the id {question.id!r} was already given to {first_place[question.id]}; "
-                "make ids unique, or leave them out to have them numbered"
+                f"{place}: the id {question.id!r} is already used in {first_place[question.id]}; "
+                "make ids unique, or omit them to have them numbered"
             )
         first_place[question.id] = place
         questions.append(question)
     if not questions:
-        raise UserError(f"{path} holds no questions")
+        raise UserError(f"{path} contains no questions")
     return questions
 
 
 def _makers_of(path: Path) -> str:
-    """What makes the questions of ``path``: the command of a recipe that ships, or of any file."""
+    """How to create ``path``: the command of a bundled recipe, or those for any file."""
     shipped = (command for recipe in recipes().values() for command in commands_of(recipe))
     if command := maker_of(str(path), shipped):
-        return f"make it with: {command}"
+        return f"create it with: {command}"
     return (
-        "forage data world --out DIR makes generated questions, forage data prepare nq --split "
-        f"train --out {path} published ones"
+        "forage data world --out DIR generates questions, and forage data prepare nq --split "
+        f"train --out {path} downloads published ones"
     )
 
 
 def write_questions(path: Path | str, questions: Iterable[Question]) -> None:
-    """Write JSON lines that ``read_questions`` reads back equal; folders are made as needed.
+    """Writes JSON lines that ``read_questions`` reads back equal; creates folders as needed.
 
-    An older file is replaced in one move.
+    An existing file is replaced atomically.
     """
     with written_whole(Path(path)) as file:
         for question in questions:
@@ -70,10 +70,10 @@ def write_questions(path: Path | str, questions: Iterable[Question]) -> None:
 
 
 def write_search_r1(path: Path, questions: Iterable[Question], split: str, template: str) -> None:
-    """Write Search-R1's parquet, which ``read_questions`` reads back equal.
+    """Writes Search-R1's parquet, which ``read_questions`` reads back equal.
 
-    ``template`` is the text of the prompt with one ``{question}`` in it; ``index`` counts from 0
-    in each source, as in the published files.
+    ``template`` is the text of the prompt with one ``{question}`` in it; ``index`` counts from 0 in
+    each source, as in the published files.
     """
     write_search_r1_rows(path, _search_r1_rows(questions, split, template))
 
@@ -90,7 +90,7 @@ def to_line(question: Question) -> str:
 
 
 def _questions(path: Path, form: str | None) -> Iterator[tuple[str, Question]]:
-    """Each question with its place; the log says which form the file has."""
+    """Each question with its position; logs the file's form."""
     name = None if form is None else check_form(form)
     file_stem = stem(path)
     num_unanswerable = 0
@@ -100,7 +100,7 @@ def _questions(path: Path, form: str | None) -> Iterator[tuple[str, Question]]:
             name = name or recognise(place, row)
             LOG.info("%s: questions in the form %s (%s)", path, name, how)
             if unread := unread_keys(name, row):
-                LOG.info("%s: keys that are not read: %s", path, ", ".join(unread))
+                LOG.info("%s: ignored keys: %s", path, ", ".join(unread))
         assert name is not None, "the first row decides"
         for where, question in questions_of(name, place, row, f"{file_stem}-{number}", file_stem):
             if question is None:
@@ -108,7 +108,7 @@ def _questions(path: Path, form: str | None) -> Iterator[tuple[str, Question]]:
             else:
                 yield where, question
     if num_unanswerable:
-        text = "%s: left out %d questions that are marked as having no answer"
+        text = "%s: skipped %d questions that are marked as having no answer"
         LOG.warning(text, path, num_unanswerable)
 
 

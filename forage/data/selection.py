@@ -1,8 +1,8 @@
-"""Chooses the recorded episodes that are worth learning: rejection sampling over any run's files.
+"""Selects recorded episodes to train on: rejection sampling over the files of any run.
 
-``forage sft`` and ``forage data select`` both use it. Files are read twice, with only a few figures
-of each episode kept in between, so that the file of a long run needs little memory. Tokens, masks
-and log-probabilities stay as recorded.
+Used by ``forage sft`` and ``forage data select``. Files are read twice, with only a few figures per
+episode kept in between, so that a long run's file needs little memory. Tokens, masks and
+log-probabilities stay as recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forage.types import Episode, Status
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The numbers of the records that were kept, and how many were left out for which reason."""
+    """The numbers of the records kept, and how many were rejected for each reason."""
 
     files: tuple[Path, ...]
     num_read: int
@@ -44,7 +44,7 @@ class Selection:
 
 
 class _GroupKey(NamedTuple):
-    """The episodes of a question in one step, and in one arm of an evaluation."""
+    """The episodes of a question in one step and in one arm of an evaluation."""
 
     file: Path
     step: int | None
@@ -53,7 +53,7 @@ class _GroupKey(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """An episode that may be chosen; they sort by reward, then fewest tokens, then oldest."""
+    """A candidate episode; candidates sort by reward, then fewest tokens, then oldest."""
 
     minus_reward: float
     num_sampled_tokens: int
@@ -62,7 +62,7 @@ class _Candidate(NamedTuple):
 
 
 def select(files: Sequence[Path], config: SelectConfig) -> Selection:
-    """Choose among the episodes of ``files``; raises ``UserError`` where none is left."""
+    """Selects from the episodes of ``files``; raises ``UserError`` if none is left."""
     left_out: Counter[str] = Counter()
     candidates: list[_Candidate] = []
     seen: set[bytes] = set()
@@ -95,13 +95,13 @@ def select(files: Sequence[Path], config: SelectConfig) -> Selection:
     if not kept:
         raise UserError(
             f"no episode of {', '.join(map(str, files))} is left to learn from: "
-            f"{selection.explain()}; ask for less"
+            f"{selection.explain()}; relax the criteria"
         )
     return selection
 
 
 def _reason_against(record: EpisodeRecord, config: SelectConfig) -> str | None:
-    """Why an episode cannot be learnt, whatever the other episodes are; else None."""
+    """Why an episode is rejected regardless of the others, or None."""
     episode = record.episode
     if (record.arm or "normal") not in config.arms:
         return f"played in the arm {record.arm or 'normal'}"
@@ -133,7 +133,7 @@ def _best_of_each(
 
 
 def _digest(episode: Episode) -> bytes:
-    """Equal for episodes of one question whose every token is the same."""
+    """A hash that is equal only for episodes of one question with identical tokens."""
     text = f"{episode.question.id}/{episode.token_ids_T}"
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 

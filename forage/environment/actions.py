@@ -1,8 +1,8 @@
-"""What one turn of the policy amounts to: a search, a call of another tool, an answer, or neither.
+"""Parses a turn of the policy: a search, a call of another tool, an answer, or none of these.
 
 Pure: text in, action out. ``text`` is what the policy sampled in one turn, never the prompt or a
-passage, so nothing else can act on its behalf. Which tools there are, and how native calls are
-spelt, is the protocol's (``protocol.py``).
+passage, so nothing else can act on its behalf. The protocol (``protocol.py``) knows the available
+tools and how native calls are spelt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STOP_STRINGS = (SEARCH_CLOSE, ANSWER_CLOSE)
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The policy asks the search engine; a native tool call may ask several things at once."""
+    """A search; a native tool call may have several queries."""
 
     kind: ClassVar = ActionKind.SEARCH
     query: str
@@ -46,13 +46,13 @@ class Search:
 
     @property
     def text(self) -> str:
-        """The queries, one a line."""
+        """The queries, one per line."""
         return "\n".join(self.queries)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The policy calls another tool than search, with these arguments by name."""
+    """A call of a tool other than search, with its arguments by name."""
 
     kind: ClassVar = ActionKind.CALL
     tool: str
@@ -60,7 +60,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The one argument as it is where it is a text, else all of them as JSON."""
+        """The only argument unchanged if it is a string, otherwise all arguments as JSON."""
         match list(self.arguments.values()):
             case [str(text)]:
                 return text
@@ -69,7 +69,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The policy gives its final answer, which may be empty."""
+    """The final answer, which may be empty."""
 
     kind: ClassVar = ActionKind.ANSWER
     text: str
@@ -77,9 +77,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """The turn holds no action; ``reason`` is a sentence that says why.
+    """The turn contains no valid action; ``reason`` is a sentence that says why.
 
-    ``reply``: what a tool's message says of a call that cannot be run; "" where none answers.
+    ``reply`` is what the tool's message says about a call that cannot be run; "" if none replies.
     """
 
     kind: ClassVar = ActionKind.INVALID
@@ -95,9 +95,9 @@ Action = Search | Call | Answer | Invalid
 
 
 def parse_action(text: str) -> Search | Answer | Invalid:
-    """The first complete block decides; it begins with the last tag opened before its end.
+    """The action in the first complete block, which begins with the last tag opened before its end.
 
-    The tags protocol with search as its only tool.
+    For the tags protocol with search as its only tool.
     """
     match first_action(text, (Tag.SEARCH,)):
         case Invalid() as invalid:
@@ -109,9 +109,9 @@ def parse_action(text: str) -> Search | Answer | Invalid:
 
 
 def first_action(text: str, tools: Sequence[str]) -> tuple[str, str] | Invalid:
-    """The name and the stripped inside of the first complete block of a tool or an answer.
+    """The name and the stripped contents of the first complete block of a tool or an answer.
 
-    Found by plain searches rather than by an expression, which takes quadratic time on a turn full
+    Uses plain searches rather than a regular expression, which takes quadratic time on a turn full
     of opening tags: if the first opening tag of a kind is never closed, no later one is.
     """
     names = (*tools, Tag.ANSWER.value)
@@ -127,11 +127,11 @@ def first_action(text: str, tools: Sequence[str]) -> tuple[str, str] | Invalid:
 def first_block(
     text: str, opening: str, closing: str, is_leftmost: bool = False
 ) -> tuple[int, str] | None:
-    """Where the first complete block starts and what it holds, or None.
+    """The start and contents of the first complete block, or None.
 
-    A tag that a thought mentions is left open, so the last one opened before the end begins the
-    block: in ``I use <search> now. <search>q</search>`` it holds ``q``. ``is_leftmost``: the first
-    one does, as for the expressions of the published systems.
+    A tag that a thought mentions stays open, so a block begins at the last tag opened before its
+    end: in ``I use <search> now. <search>q</search>`` it contains ``q``. With ``is_leftmost`` it
+    begins at the first one, like the regular expressions of the published systems.
     """
     first = text.find(opening)
     end = text.find(closing, first + len(opening)) if first >= 0 else -1

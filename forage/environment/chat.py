@@ -1,9 +1,9 @@
-"""A tokenizer's chat template, asked once what it writes between one sampled turn and the next.
+"""Reads from a tokenizer's chat template what it writes between one sampled turn and the next.
 
-The template is rendered around placeholders, and what stands between them is kept as tokens: the
+The template is rendered once around placeholders, and the text between them is kept as tokens: the
 end of the turn, the header of the next message, the start of the assistant's. Turns are never
-rendered again: a template may trim them, strip their reasoning or spell them otherwise, and the
-tokens that were sampled would be lost.
+rendered again: a template may trim them, strip their reasoning or spell them differently, and the
+sampled tokens would be lost.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]
 
-# Some templates write today's date into the system message: the same run would get another prompt
-# tomorrow. This is the date that those templates fall back on.
+# Some templates write today's date into the system message, so the same run would have another
+# prompt tomorrow. This is the date those templates fall back on.
 _DATE = "26 Jul 2024"
 _TURN = "TURNx4Lm81PLACEx"
 _LEFT, _RIGHT = "LEFTx9Rk27PLACEx", "RIGHTx3Vd65PLACEx"
@@ -46,18 +46,18 @@ def render(
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         raise UserError(
-            f"the tokenizer's chat template cannot show these messages ({roles}): {error}"
+            f"the tokenizer's chat template cannot render these messages ({roles}): {error}"
         ) from error
-    assert isinstance(text, str), "an untokenised chat template gives text"
+    assert isinstance(text, str), "an untokenised chat template returns a string"
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class Glue:
-    """What stands around a message of one role that follows a sampled turn.
+    """The tokens around a message of one role that follows a sampled turn.
 
-    ``after_end`` is for a turn that the policy ended with one of ``end_ids``; ``after_cut`` for
-    one that stopped at a tag or was cut, and writes the end of the turn itself.
+    ``after_end`` is for a turn that the policy ended with one of ``end_ids``; ``after_cut`` is for
+    one that stopped at a tag or was truncated, and itself writes the end of the turn.
     """
 
     end_ids: frozenset[int]
@@ -69,14 +69,14 @@ class Glue:
         return [self.after_end, self.after_cut]
 
     def frame(self, last_id: int) -> Frame:
-        """The frame behind a turn whose last token is ``last_id``."""
+        """The frame after a turn whose last token is ``last_id``."""
         return self.after_end if last_id in self.end_ids else self.after_cut
 
 
 def derive_glue(
     codec: Codec, role: Literal["user", "tool"], tools: Sequence[ToolSchema] = ()
 ) -> Glue:
-    """Read the glue off the chat template; raises ``UserError`` where it shows no such message."""
+    """Reads the glue off the chat template; raises ``UserError`` if it renders no such message."""
     rendered = render(
         codec.tokenizer,
         [
@@ -91,7 +91,8 @@ def derive_glue(
     between, right, closing = after_left.partition(_RIGHT)
     if not (turn and left and right) or between not in ("\n", "\\n"):
         raise UserError(
-            f"the tokenizer's chat template shows no {role} message after an assistant's as it is"
+            f"the tokenizer's chat template does not render a {role} message after an assistant's "
+            "unchanged; use a model whose template does"
             + ("; use environment.protocol: tags" if role == "tool" else "")
         )
     is_json = between == "\\n"
@@ -107,9 +108,9 @@ def derive_glue(
 
 
 def without_line_break(glue: Glue, codec: Codec) -> Glue:
-    """``glue`` less the line break between the end of a turn and the message, as veRL joins them.
+    """``glue`` without the line break between the end of a turn and the message, as in veRL.
 
-    The tool's message is rendered there alone; whatever ends a text ends a turn.
+    veRL renders the tool's message separately; there, whatever ends a text ends a turn.
     """
     message = codec.decode(glue.after_end.opening)
     end = codec.decode(glue.after_cut.opening).removesuffix(message)

@@ -1,9 +1,9 @@
-"""Text to tokens and back, with two doors: one for our own words, one for everybody else's.
+"""Text to tokens and back, with separate entry points for our own text and for untrusted text.
 
-The environment builds prompts and observations through it. ``encode_trusted`` lets a tokenizer's
-added tokens (protocol tags, chat markers) be what they are; ``encode_untrusted`` is for passages
-and questions, and whatever they hold it opens no turn, closes no block and emits no added token.
-It never touches what the policy sampled: those tokens are not encoded again.
+The environment builds prompts and observations through it. ``encode_trusted`` keeps a tokenizer's
+added tokens (protocol tags, chat markers); ``encode_untrusted`` is for passages and questions,
+which can open no turn, close no block and emit no added token, whatever they contain. Sampled text
+never passes through it: those tokens are not encoded again.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _TAG_NAMES = (*Tag, "tools")
-# White space and zero-width characters inside a tag are allowed for: a reader skips over them.
+# Also matches white space and zero-width characters inside a tag, which a reader skips.
 _TAG_START = r"<([\s/\u00ad\u200b-\u200f\u2060\ufeff]*(?:{names})(?![a-z]))"
-# Chat formats' markers, also where the tokenizer at hand does not know them as tokens.
+# Chat formats' markers, even if this tokenizer does not know them as tokens.
 _CHAT_MARKER = re.compile(r"<(?=\|\w{1,40}\|>|</?SYS>>)|\[(?=/?INST\])")
 _CHARACTERS_PER_TOKEN = 16
 _CACHED_TEXTS = 65_536
 _LONGEST_CACHED = 4096
-"""Characters: passages come again and again, pages hardly; 65,536 pages would be gigabytes."""
+"""In characters: passages recur, pages hardly do; 65,536 pages would be gigabytes."""
 _CACHED_FIXED_TEXTS = 256
 _MAX_ROUNDS = 8
 _TAIL = 16
-"""Tokens that are enough for a tag and white space behind it."""
+"""Enough tokens for a tag and the white space after it."""
 
 
 class Codec:
-    """A Hugging Face fast tokenizer with a trusted and an untrusted way in."""
+    """A Hugging Face fast tokenizer with a trusted and an untrusted way to encode."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, tools: Sequence[str] = ()) -> None:
-        """Wrap ``tokenizer``; the tags of ``tools`` are those of the protocol, too.
+        """Wraps ``tokenizer``; the tags of ``tools`` count as protocol tags.
 
         Raises ``UserError`` for a slow (pure Python) tokenizer.
         """
         if not getattr(tokenizer, "is_fast", False):
             raise UserError(
-                f"{type(tokenizer).__name__} is a slow tokenizer; Forage needs a fast one: save "
-                "the model directory with a tokenizer.json"
+                f"{type(tokenizer).__name__} is a slow tokenizer, but Forage needs a fast one: "
+                "save the model directory with a tokenizer.json"
             )
         self.tokenizer = tokenizer
         self._plain = _without_added_tokens(tokenizer.backend_tokenizer)
@@ -65,27 +65,31 @@ class Codec:
         self._encode_fixed = lru_cache(maxsize=_CACHED_FIXED_TEXTS)(self._encode_trusted)
 
     def encode_trusted(self, text: str) -> list[int]:
-        """Our own fixed text as tokens; added tokens in it are recognised, none are put around."""
+        """Our own fixed text as tokens; added tokens in it are recognised, none are put around
+        it.
+        """
         return list(self._encode_fixed(text))
 
     def identity(self) -> TokenizerId:
-        """Which text each id stands for, as a hash, under the tokenizer's name."""
+        """A hash over the text of every id, and the tokenizer's name."""
         pieces = sorted(self.tokenizer.get_vocab().items(), key=lambda piece: (piece[1], piece[0]))
         digest = hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
         return TokenizerId(self.tokenizer.name_or_path, digest[:16])
 
     def is_added(self, token_id: int) -> bool:
-        """Whether the tokenizer added this token beside its vocabulary (tags, chat markers)."""
+        """Whether the tokenizer has this token in addition to its vocabulary (tags, chat
+        markers).
+        """
         return token_id in self._added_ids
 
     def encode_untrusted(self, text: str, max_tokens: int | None = None) -> list[int]:
-        """Anyone's text as at most ``max_tokens`` tokens, of which none is an added token.
+        """Untrusted text as at most ``max_tokens`` tokens, none of them an added token.
 
-        Protocol tags and the strings of added tokens are spelt differently, so that they do not
-        appear in the decoded text either. A cut never falls inside a character.
+        Protocol tags and the strings of added tokens are respelt, so that they do not appear in the
+        decoded text either. Truncation never splits a character.
         """
         if max_tokens is not None:
-            # Megabytes are cut before they cost time; what is lost would hardly have fitted.
+            # Megabytes are truncated before they cost time; the rest would hardly have fitted.
             text = text[: max_tokens * _CHARACTERS_PER_TOKEN]
         ids = self._encode_any(text)
         return list(ids) if max_tokens is None else self.cut(ids, max_tokens)
@@ -93,10 +97,10 @@ class Codec:
     def encode_between(
         self, before: Sequence[int], text: str, after: Sequence[int], max_tokens: int
     ) -> list[int] | None:
-        """Anyone's text between tokens of ours, encoded in one piece as other systems do.
+        """Untrusted text between tokens of ours, encoded in one piece as other systems do.
 
-        Tokens may then span both. None where that takes more than ``max_tokens``, or where the
-        whole is not read back as its parts with our added tokens and no others.
+        Tokens may then span both. None if that takes more than ``max_tokens``, or if the whole does
+        not decode to its parts with our added tokens and no others.
         """
         if len(text) > max_tokens * _CHARACTERS_PER_TOKEN:
             return None
@@ -108,7 +112,7 @@ class Codec:
         return ids if is_same and is_ours and len(ids) <= max_tokens else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, added tokens included, spaces as they are."""
+        """The text of tokens, including added tokens, with spaces unchanged."""
         text = self.tokenizer.decode(
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -116,11 +120,13 @@ class Codec:
         return text
 
     def leaves_thought_open(self, token_ids: Sequence[int]) -> bool:
-        """Whether a prompt or an observation ends in an opening think tag, as some templates do."""
+        """Whether a prompt or an observation ends in an opening think tag, as in some templates."""
         return self.decode(token_ids[-_TAIL:]).rstrip().endswith(Tag.THINK.opening)
 
     def cut(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        """The first ``max_tokens`` tokens, less those that would end in part of a character."""
+        """The first ``max_tokens`` tokens, minus any that would end in the middle of a
+        character.
+        """
         kept = list(token_ids[: max(max_tokens, 0)])
         if len(kept) == len(token_ids):
             return kept
@@ -138,10 +144,10 @@ class Codec:
         return self._encode_cached(text) if is_short else self._encode_untrusted(text)
 
     def _encode_untrusted(self, text: str) -> tuple[int, ...]:
-        """Encode, read back, and neutralise again until the text read back is harmless.
+        """Encodes, decodes again, and neutralises until the decoded text is harmless.
 
-        Reading back catches what a tokenizer's normaliser makes of innocent characters (NFKC
-        turns a full-width ``＜`` into ``<``).
+        Decoding catches what a tokenizer's normaliser makes of innocent characters (NFKC turns a
+        full-width ``＜`` into ``<``).
         """
         if self._is_plainly_harmless(text):
             return self._encode_plain(text)
@@ -153,12 +159,13 @@ class Codec:
             if harmless == decoded:
                 return ids
             text = harmless
-        return ()  # a text that keeps turning back into tags is better not shown at all
+        return ()  # better to drop a text that keeps turning back into tags
 
     def _is_plainly_harmless(self, text: str) -> bool:
-        """ASCII without a bracket that could start a tag or a marker: most passages, most queries.
+        """Whether the text is ASCII without a bracket that could start a tag or a marker.
 
-        No normaliser makes a bracket out of other ASCII, so there is nothing to read back.
+        True for most passages and queries. No normaliser makes a bracket out of other ASCII, so
+        there is nothing to check.
         """
         if not text.isascii() or "<" in text or "[" in text:
             return False
@@ -169,10 +176,11 @@ class Codec:
         return tuple(i for i in ids if i not in self._added_ids)
 
     def _neutralise(self, text: str) -> str:
-        """Respell tags (``<search>`` becomes ``[search>``), chat markers and added tokens' strings.
+        """Respells tags (``<search>`` becomes ``[search>``), chat markers and added tokens'
+        strings.
 
-        A space would not do for tags, since ``< search >`` is one to a lenient reader; for the
-        other strings a space after the first character is enough.
+        A space would not do for tags, since a lenient reader accepts ``< search >``; for the other
+        strings a space after the first character is enough.
         """
         text = _CHAT_MARKER.sub("(", self._tag_start.sub(r"[\1", text))
         if self._added_text is None:
@@ -186,7 +194,7 @@ class Codec:
 
 
 def _without_added_tokens(backend: Tokenizer) -> Tokenizer:
-    """A copy of the tokenizer that knows no added tokens: their strings are ordinary text."""
+    """A copy of the tokenizer without added tokens: their strings are ordinary text."""
     state = json.loads(backend.to_str())
     state["added_tokens"] = []
     plain = Tokenizer.from_str(json.dumps(state))
@@ -199,7 +207,7 @@ def _any_of(contents: list[str]) -> re.Pattern[str] | None:
     """A pattern for the strings that a space after the first character breaks up.
 
     Runs of white space, which some tokenizers add for code, are left alone: spacing them out
-    makes more of them, and without added tokens they are encoded space by space.
+    creates more of them, and without added tokens they are encoded space by space.
     """
     breakable = [c for c in contents if c.strip() and c not in f"{c[0]} {c[1:]}"]
     if not breakable:
@@ -208,5 +216,5 @@ def _any_of(contents: list[str]) -> re.Pattern[str] | None:
 
 
 def _mend_surrogates(text: str) -> str:
-    """Surrogate pairs joined, lone surrogates replaced: what is left can be written as UTF-8."""
+    """Surrogate pairs joined, lone surrogates replaced: the result can be encoded as UTF-8."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

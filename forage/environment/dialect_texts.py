@@ -1,4 +1,4 @@
-"""How published systems write the results of a search, for their dialects (``dialects.py``)."""
+"""How published systems format search results, for their dialects (``dialects.py``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CUT_MARK = "...(truncated)..."
 
 
 def search_r1_texts(hits_QK: Sequence[Sequence[Hit]]) -> list[ResultText]:
-    """``Doc 1(Title: "Rome") Rome is ...``, a line per passage; nothing for nothing."""
+    """``Doc 1(Title: "Rome") Rome is ...``, one line per passage; [] if there are none."""
     return _stripped(
         ResultText(f"Doc {number}(Title: {title}) {text}\n", passage.id)
         for hits_K in hits_QK
@@ -23,7 +23,7 @@ def search_r1_texts(hits_QK: Sequence[Sequence[Hit]]) -> list[ResultText]:
 
 
 def rlinf_texts(hits_QK: Sequence[Sequence[Hit]]) -> list[ResultText]:
-    """``[Doc 1](url):`` and the contents below it, an empty line between passages."""
+    """``[Doc 1](url):`` with the contents below it, and an empty line between passages."""
     texts: list[ResultText] = []
     for hits_K in hits_QK:
         for number, hit in enumerate(hits_K, start=1):
@@ -36,9 +36,9 @@ def rlinf_texts(hits_QK: Sequence[Sequence[Hit]]) -> list[ResultText]:
 
 
 def verl_texts(limit: int | None, hits_QK: Sequence[Sequence[Hit]]) -> list[ResultText]:
-    """``Doc 1 (Title: "Rome")`` and the text below it, in JSON; the queries apart, empty ones too.
+    """``Doc 1 (Title: "Rome")`` with the text below, in JSON, grouped by query, even without hits.
 
-    Of a reply longer than ``limit`` characters the middle is left out.
+    A reply longer than ``limit`` characters loses its middle.
     """
     texts: list[ResultText] = []
     for number_of_query, hits_K in enumerate(hits_QK):
@@ -59,7 +59,9 @@ def verl_reply(text: str) -> str:
 
 
 def without_middle(texts: Sequence[ResultText], limit: int | None) -> list[ResultText]:
-    """The first and the last half of ``limit`` characters, a mark between; all where they fit."""
+    """The first and last half of ``limit`` characters with a marker between; unchanged if they
+    fit.
+    """
     num_characters = sum(len(each.text) for each in texts)
     if limit is None or num_characters <= limit:
         return list(texts)

@@ -1,10 +1,10 @@
-"""The exact texts and rules of published systems, for checkpoints that were trained with them.
+"""The exact texts and rules of published systems, for checkpoints trained with them.
 
-A dialect defines how results are written and framed, how a turn is read, and what follows a turn
-without an action; ``environment.dialect`` names it, and ``forage`` is the absence of one. No
-dialect changes three things: sampled tokens stay as they are, passages are made harmless, and every
-observation keeps its closing tag. docs/tools.md lists the differences and the commit of each
-original. Results are written in ``dialect_texts.py``, veRL's calls are read in ``verl_calls.py``.
+A dialect defines how results are written and framed, how a turn is parsed, and what follows a turn
+without an action. ``environment.dialect`` selects it; ``forage`` means none. No dialect changes
+three things: sampled tokens stay unchanged, passages are made harmless, and every observation keeps
+its closing tag. docs/tools.md lists the differences and the commit of each original.
+``dialect_texts.py`` formats results, ``verl_calls.py`` parses veRL's calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from forage.environment.verl_calls import read_verl
 from forage.types import Hit
 
 Show = Callable[[Sequence[Sequence[Hit]]], list[ResultText]]
-"""Writes the hits of each query of a call as the model reads them."""
+"""Formats the hits of each query of a call for the model."""
 
 _TRY_AGAIN = (
     "\nMy previous action is invalid. If I want to search, I should put the query between "
@@ -45,12 +45,12 @@ _TRY_AGAIN = (
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one published system writes and reads.
+    """How one published system writes and parses.
 
-    ``opening`` and ``closing`` frame the results, inside the tool's message where calls are native.
-    ``reading`` finds the action of a turn; its flag says that no turn follows. ``invalid_message``
-    None: a turn without an action ends the episode. ``ends_when_cut``: so does a turn that its
-    budget cut.
+    ``opening`` and ``closing`` frame the results, inside the tool's message if calls are native.
+    ``reading`` finds the action of a turn; its flag says that no turn follows. If
+    ``invalid_message`` is None, a turn without an action ends the episode; with ``ends_when_cut``,
+    so does a turn truncated by its budget.
     """
 
     opening: str
@@ -60,13 +60,13 @@ class Dialect:
     invalid_message: str | None = None
     ends_when_cut: bool = False
     note: Callable[[str], str] = str.strip
-    """Writes a sentence of ours that takes the place of results."""
+    """Formats a sentence of ours that replaces results."""
     is_whole_message: bool = False
-    """Whether a turn ends with the end-of-turn token alone, also behind a call or an answer."""
+    """Whether only the end-of-turn token ends a turn, even after a call or an answer."""
     has_line_break: bool = True
-    """Whether the template's line break stays between the end of a turn and a tool's message."""
+    """Whether to keep the template's line break between the end of a turn and a tool's message."""
     adds_question_mark: bool = True
-    """Whether the prompt ends a question in a question mark."""
+    """Whether the prompt adds a missing question mark to a question."""
 
     def read(self, text: str, is_last: bool = False) -> Action:
         """The action of a turn; ``is_last``: no turn follows it."""
@@ -102,10 +102,11 @@ def dialect_of(config: EnvironmentConfig) -> Dialect | None:
 
 
 def _read_tags(is_search_first: bool, text: str, is_last: bool) -> Search | Answer | Invalid:
-    """The action of a turn in tags: the text up to the first closing search tag is read, in which
-    a block begins at the first opening tag, even at one that a thought mentions.
+    """The action of a turn in tags, as in Search-R1.
 
-    ``is_search_first``: a search counts even behind an answer.
+    Only the text up to the first closing search tag is read. A block in it begins at the first
+    opening tag, even if a thought merely mentions it. ``is_search_first``: a search counts even
+    after an answer.
     """
     del is_last
     end = text.find(SEARCH_CLOSE)

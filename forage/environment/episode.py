@@ -1,9 +1,9 @@
-"""One question, played to its end: sample, act, observe, until an answer or a budget ends it.
+"""Plays one question to its end: sample, act, observe, until an answer or a budget ends it.
 
-A turn is sampled up to what ends it; a call of a tool is answered with its result, anything else
-that is no answer with a fixed message; after ``max_turns`` turns one last turn may be sampled in
-which no tool is run. How actions and replies are written is the protocol's (``protocol.py``). The
-engine and the retriever are passed in. Nothing here scores, batches or trains.
+A turn is sampled until something ends it. A tool call is followed by its result, and anything else
+that is not an answer by a fixed message. After ``max_turns`` turns one last turn may be sampled, in
+which no tool is run. The protocol (``protocol.py``) decides how actions and replies are written.
+The engine and the retriever are passed in. Nothing here scores, batches or trains.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from forage.types import (
 )
 
 _SHOWN_AT_ONCE = 4
-"""Results that are cut and encoded in a round of the event loop: some milliseconds of work."""
+"""Results truncated and encoded per round of the event loop: a few milliseconds of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSetting:
-    """What one episode needs to know besides its question."""
+    """The parameters of an episode besides its question."""
 
     member: int
     key: str
@@ -71,7 +71,7 @@ class EpisodeSetting:
     def sampling(
         self, max_tokens: int, stop: tuple[str, ...], stop_ids: tuple[int, ...], key: str = ""
     ) -> Sampling:
-        """How one turn is sampled; ``key`` instead of the episode's own for another context."""
+        """How one turn is sampled; ``key`` replaces the episode's own for another context."""
         noise = (key or self.key, self.seed)
         return Sampling(
             *(max_tokens, stop, stop_ids, *noise, self.temperature, self.top_p),
@@ -100,12 +100,12 @@ class Environment:
                 fixed_observation(NOTHING_FOUND, codec, budget, frame)
 
     def observation_tokens(self, tool: Tool) -> int:
-        """The most tokens that the observation of a call may have, what frames it included."""
+        """Maximum tokens of a call's observation, including its frame."""
         budget = self.config.max_observation_tokens
         return min(budget, tool.max_observation_tokens or budget)
 
     def ends_with(self, action: actions.Action, is_cut: bool) -> bool:
-        """Whether the dialect ends an episode with this turn, which is no answer."""
+        """Whether the dialect ends an episode after this turn, although it is not an answer."""
         if self.dialect is None:
             return False
         has_message = self.dialect.invalid_message is not None
@@ -119,7 +119,7 @@ class Environment:
         frame: Frame,
         most_seconds: float = math.inf,
     ) -> tuple[ToolCall, Observation]:
-        """Run the tool; what it gave back is shown in ``frame``, within its budget."""
+        """Runs the tool and shows its result in ``frame``, within the tool's budget."""
         tool = self.tools[action.tool]
         budget = self.observation_tokens(tool)
         started = time.monotonic()
@@ -151,7 +151,7 @@ class Environment:
         engine: Generate,
         search: Retriever,
     ) -> Episode:
-        """Play ``question`` once. Failures of the engine or of tools end up in the status."""
+        """Plays ``question`` once. Failures of the engine or of tools end up in the status."""
         transcript = Transcript(prompt_ids)
         in_flight = _EpisodeInFlight(self, question, transcript, setting, engine, search)
         try:
@@ -205,19 +205,19 @@ class _EpisodeInFlight:
                 return Status.OUT_OF_TURNS if self._tokens_left() else Status.OUT_OF_TOKENS
             turn, observation = await self._observe(turn, action)
             if not self._show(observation, action):
-                # What the policy could not answer after is not worth showing.
+                # Not worth showing an observation that the policy could not respond to.
                 self.turns.append(_unseen(turn))
                 return Status.OUT_OF_TOKENS
             self.turns.append(turn)
             if turn.failure and self._seconds_left() <= 0:
-                # Not the engine's fault, which would be given no time at all.
+                # Time is up, which is not the engine's failure.
                 return status_after(self.turns, Status.OUT_OF_TURNS)
         raise AssertionError("the last turn ends the episode")
 
     async def _sample_turn(
         self, max_tokens: int, is_last: bool
     ) -> tuple[Turn, actions.Action, bool]:
-        """The next turn, what it amounts to, and whether its budget cut it."""
+        """The next turn, its action, and whether its budget truncated it."""
         stop, stop_ids = self.environment.protocol.stop, self.environment.codec.eos_ids
         sampling = self.setting.sampling(max_tokens, stop, stop_ids, self.key)
         started = time.monotonic()
@@ -236,7 +236,7 @@ class _EpisodeInFlight:
         return turn, action, is_cut
 
     async def _observe(self, turn: Turn, action: actions.Action) -> tuple[Turn, Observation]:
-        """The observation that ``turn`` earns, and the turn with it written in."""
+        """The observation that follows ``turn``, and the turn with it recorded."""
         last_id = self.transcript.last_id
         budget = self.environment.config.max_observation_tokens
         if isinstance(action, actions.Invalid) and action.reply:
@@ -258,7 +258,7 @@ class _EpisodeInFlight:
         return replace(turn, observation=observation.text), observation
 
     def _show(self, observation: Observation, action: actions.Action) -> bool:
-        """Append an observation, with older ones archived; false where there is no room."""
+        """Appends an observation, archiving older ones; False if there is no room."""
         config, transcript, note = self.environment.config, self.transcript, self._note(action)
         if note and config.keep_observations is not None:
             transcript = transcript.folded(config.keep_observations - 1)
@@ -272,7 +272,7 @@ class _EpisodeInFlight:
         return True
 
     def _note(self, action: actions.Action) -> tuple[int, ...]:
-        """What takes the place of the results of ``action`` later, if something does."""
+        """The note that may later replace the results of ``action``, if any."""
         environment = self.environment
         is_call = isinstance(action, actions.Search | actions.Call)
         if environment.config.keep_observations is None or not is_call:
@@ -284,7 +284,7 @@ class _EpisodeInFlight:
 
     @property
     def key(self) -> str:
-        """The name of the context that is sampled in, and the seed of its noise."""
+        """The key of the context being sampled in, which also seeds its noise."""
         number = self.transcript.num_folds
         return f"{self.setting.key}/{number}" if number else self.setting.key
 
@@ -296,6 +296,6 @@ class _EpisodeInFlight:
 
 
 def _unseen(turn: Turn) -> Turn:
-    """The turn, as it is recorded where its observation was not shown."""
+    """The turn as recorded if its observation was not shown."""
     calls = tuple(replace(call, result_ids_K=()) for call in turn.calls)
     return replace(turn, observation="", calls=calls)

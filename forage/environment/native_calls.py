@@ -1,8 +1,8 @@
-"""Native tool calls, as the family of a chat template spells them.
+"""Native tool calls, in the spelling of the chat template's family.
 
-Qwen, Hermes and their like write ``<tool_call>{"name", "arguments"}</tool_call>``; Llama 3.1 and
-later write ``{"name", "parameters"}`` as the whole turn. When they are asked for, and what is
-answered, is the protocol's (``protocol.py``).
+Qwen, Hermes and similar models write ``<tool_call>{"name", "arguments"}</tool_call>``; Llama 3.1
+and later write ``{"name", "parameters"}`` as the whole turn. The protocol (``protocol.py``) decides
+when calls are expected and what follows them.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _QUERY = "QUERYx6Tn58PLACEx"
 
 @dataclass(frozen=True, slots=True)
 class NativeCalls:
-    """Calls of ``tools``, spelt as the family of a chat template spells them."""
+    """Calls of ``tools`` in the spelling of the chat template's family."""
 
     spelling: Literal["hermes", "llama3"]
     tools: tuple[Tool, ...] = (SEARCH,)
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """What the chat template is given: functions in JSON schema."""
+        """The tools as the chat template receives them: functions in JSON schema."""
         return tuple(tool.schema for tool in self.tools)
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """What ends a turn besides the end-of-turn token: a bare call ends with that alone."""
+        """What ends a turn in addition to the end-of-turn token; nothing else ends a bare call."""
         return (CALL_CLOSE, ANSWER_CLOSE) if self.spelling == "hermes" else (ANSWER_CLOSE,)
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -59,11 +59,11 @@ class NativeCalls:
         return f"{CALL_OPEN}\n{call}\n{CALL_CLOSE}" if self.spelling == "hermes" else call
 
     def write_search(self, *queries: str) -> str:
-        """A call of search as the model should write it."""
+        """A search call as the model should write it."""
         return self.write(SEARCH_TOOL, {"query_list": list(queries)})
 
     def parse(self, text: str) -> Action:
-        """The first call or answer of a turn decides; a call that cannot be read is invalid."""
+        """The first call or answer of a turn decides; a call that does not parse is invalid."""
         call = self._first_call(text)
         answer = first_block(text, ANSWER_OPEN, ANSWER_CLOSE)
         if call and (answer is None or call[0] < answer[0]):
@@ -76,7 +76,7 @@ class NativeCalls:
         return Invalid(f"The turn holds neither a call of {what} nor {ANSWER_OPEN}.")
 
     def _first_call(self, text: str) -> tuple[int, str] | None:
-        """Where the first call starts, and its JSON with what follows it."""
+        """The start of the first call, and its JSON with everything after it."""
         if self.spelling == "hermes":
             return first_block(text, CALL_OPEN, CALL_CLOSE)
         match = _BARE_CALL.search(text)
@@ -100,28 +100,30 @@ class NativeCalls:
 def derive_calls(codec: Codec, tools: tuple[Tool, ...] = (SEARCH,)) -> NativeCalls:
     """Calls of ``tools`` in the spelling of the tokenizer's chat template; raises ``UserError``.
 
-    The template is shown a call, and the parser must read what it makes of it.
+    Renders a call with the template and checks that the parser can read the result.
     """
     tokenizer = codec.tokenizer
-    advice = "use environment.protocol: tags, or an instruct model that knows tools"
+    advice = "use environment.protocol: tags, or an instruct model that supports tools"
     if not tokenizer.chat_template:
         raise UserError(f"this tokenizer has no chat template to describe tools with; {advice}")
     asked = {"role": "user", "content": _QUERY}
     prompt = render(tokenizer, [asked], [SEARCH.schema])
     if '"query_list"' not in prompt:
-        raise UserError(f"this tokenizer's chat template shows the model no tools; {advice}")
+        raise UserError(
+            f"this tokenizer's chat template does not show tools to the model; {advice}"
+        )
     function = {"name": SEARCH_TOOL, "arguments": {"query_list": [_QUERY]}}
     call = {
         "role": "assistant",
         "content": "",
         "tool_calls": [{"type": "function", "function": function}],
     }
-    # The last place of the placeholder is in the call; tools may stand in the user's message.
+    # The last occurrence of the placeholder is in the call; the user's message may describe tools.
     shown = render(tokenizer, [asked, call], [SEARCH.schema]).split(_QUERY, 1)[-1]
     probe = NativeCalls("hermes" if CALL_OPEN in shown else "llama3")
     if probe.parse(shown) != Search(_QUERY):
         raise UserError(
-            f"this tokenizer's chat template writes a call of a tool as {shown[:200]!r}, which "
-            f"Forage cannot read; {advice}"
+            f"this tokenizer's chat template writes a tool call as {shown[:200]!r}, which Forage "
+            f"cannot parse; {advice}"
         )
     return NativeCalls(probe.spelling, tools)

@@ -1,8 +1,8 @@
-"""What the environment tells the policy after a turn, as tokens within a budget.
+"""The observation after a turn, as tokens within a budget.
 
-Retrieved text goes in through the codec's untrusted door, passage by passage; the frame around it
-is our own and always complete. The text of an observation is what its tokens decode to, so the
-record shows what the policy saw. Which observation a turn gets is decided in the episode.
+Retrieved text is encoded as untrusted, passage by passage; the frame around it is our own and
+always complete. The text of an observation is what its tokens decode to, so the record shows what
+the policy saw. The episode decides which observation a turn gets.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from forage.types import Hit
 _OPENING = f"\n\n{INFORMATION_OPEN}"
 _CLOSING = f"{INFORMATION_CLOSE}\n\n"
 ARCHIVED = "These results were archived.\n"
-"""What stands where results stood that are no longer in the context."""
+"""Replaces results that are no longer in the context."""
 NOTHING_FOUND = "Nothing was found.\n"
-"""What a search that found nothing shows; the arm ``empty`` shows nothing else."""
+"""Shown for a search that found nothing; the arm ``empty`` shows nothing else."""
 SEARCH_FAILED = "The search failed.\n"
-"""What a search that failed for good shows, whatever the reason."""
+"""Shown for a search that failed for good, whatever the reason."""
 SWITCHED_OFF = "There is no search here. Answer from what you know.\n"
-"""What a search shows in an episode that is played without one (the arm ``closed_book``)."""
+"""Shown for a search in an episode that is played without one (the arm ``closed_book``)."""
 # The end of a text that stops inside an escape of a JSON string.
 _CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\(?:u[0-9a-fA-F]{0,3})?\Z")
-# A remnant shorter than this holds a passage's head and nothing to read: it is left out.
+# A remnant shorter than this has a passage's head and nothing to read, so it is dropped.
 _MIN_REMNANT_TOKENS = 16
 
 
@@ -37,10 +37,10 @@ _MIN_REMNANT_TOKENS = 16
 class Frame:
     """Our own tokens around the body of an observation.
 
-    ``closing_after_line`` is ``closing`` less the line break it begins with, for a body that ends
-    in one: encoded with the text before it, as the model would. ``is_json``: the body stands in a
-    JSON string, and is escaped for it. ``is_one_piece``: a body that fits is encoded together with
-    what stands around it.
+    ``closing_after_line`` is ``closing`` without its initial line break, for a body that ends in
+    one: encoded with the text before it, as the model would. ``is_json``: the body is inside a JSON
+    string, and is escaped for it. ``is_one_piece``: a body that fits is encoded together with the
+    tokens around it.
     """
 
     opening: tuple[int, ...]
@@ -62,7 +62,9 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Tokens that follow a turn, the text they decode to, and the ids of what is shown in them."""
+    """The tokens after a turn, the text they decode to, and the ids of the results shown in
+    them.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -71,7 +73,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class ResultText:
-    """One text that a tool gave back; the id of what it shows and its score, where it has them."""
+    """One text that a tool returned, with the id of its source and its score, if known."""
 
     text: str
     id: str | None = None
@@ -100,7 +102,7 @@ def build_observation(
     """The passages, best first, inside ``frame`` (the information tags), in ``max_tokens`` tokens.
 
     Without hits it is the observation of a search that found nothing. Raises ``UserError`` for a
-    budget below the frame.
+    budget smaller than the frame.
     """
     frame = frame or information_frame(codec)
     if not hits:
@@ -109,7 +111,7 @@ def build_observation(
 
 
 def passage_texts(hits: Sequence[Hit], has_addresses: bool = False) -> list[ResultText]:
-    """Passages as the model reads them, with their addresses where a tool may open those."""
+    """Passages as shown to the model, with their addresses if a tool can open those."""
     texts: list[ResultText] = []
     for number, hit in enumerate(hits, start=1):
         passage = hit.passage
@@ -122,10 +124,10 @@ def passage_texts(hits: Sequence[Hit], has_addresses: bool = False) -> list[Resu
 def texts_observation(
     texts: Sequence[ResultText], codec: Codec, max_tokens: int, frame: Frame
 ) -> Observation:
-    """What a tool gave back, untrusted, inside ``frame`` in ``max_tokens`` tokens.
+    """A tool's untrusted result inside ``frame``, in ``max_tokens`` tokens.
 
-    A text that does not fit is cut, and those after it are left out. Raises ``UserError`` for a
-    budget below the frame.
+    A text that does not fit is truncated, and those after it are dropped. Raises ``UserError`` for
+    a budget smaller than the frame.
     """
     room = _room(frame, max_tokens)
     if frame.is_one_piece:
@@ -138,7 +140,7 @@ def texts_observation(
     shown: list[str | None] = []
     is_whole = True
     for text in texts:
-        # The whole budget, not the rest of it, so that the codec's cache sees the same text again.
+        # The whole budget, not the remainder, so that the codec's cache sees the same text again.
         ids = codec.encode_untrusted(_escaped(text.text, frame), max_tokens)
         left = room - len(body)
         kept = ids if len(ids) <= left else _cut(ids, left, codec, frame)
@@ -154,7 +156,7 @@ def texts_observation(
 def fixed_observation(
     note: str, codec: Codec, max_tokens: int, frame: Frame | None = None
 ) -> Observation:
-    """A sentence of ours in the place of results, inside ``frame`` (the information tags)."""
+    """A sentence of ours in place of results, inside ``frame`` (the information tags)."""
     frame = frame or information_frame(codec)
     ids = codec.encode_trusted(_escaped(note, frame))
     body = _cut(ids, _room(frame, max_tokens), codec, frame)
@@ -165,7 +167,7 @@ def fixed_observation(
 def message_observation(
     message: str, codec: Codec, max_tokens: int, frame: Frame | None
 ) -> Observation:
-    """Our fixed message after a turn without an action, cut where the budget ends."""
+    """Our fixed message after a turn without an action, truncated to the budget."""
     if frame is not None:
         return fixed_observation(message, codec, max_tokens, frame)
     ids = codec.cut(codec.encode_trusted(message), max_tokens)
@@ -173,7 +175,7 @@ def message_observation(
 
 
 def note_observation(note: str, codec: Codec, max_tokens: int) -> Observation:
-    """What somebody made of the passages, in the information tags; as untrusted as they are."""
+    """Notes on the passages, in the information tags; as untrusted as the passages."""
     frame = information_frame(codec)
     body = codec.encode_untrusted(note, _room(frame, max_tokens))
     return _framed(body, False, codec, frame, ())
@@ -188,7 +190,10 @@ def _framed(
 
 
 def _cut(ids: Sequence[int], num_tokens: int, codec: Codec, frame: Frame) -> list[int]:
-    """The first tokens, and inside a JSON string no part of an escape, which would eat its end."""
+    """Truncates the tokens; inside a JSON string without splitting an escape.
+
+    Half an escape would swallow the closing quote.
+    """
     kept = list(codec.cut(ids, num_tokens))
     while frame.is_json and _CUT_ESCAPE.search(codec.decode(kept)):
         kept.pop()
@@ -200,11 +205,11 @@ def _escaped(text: str, frame: Frame) -> str:
 
 
 def _room(frame: Frame, max_tokens: int) -> int:
-    """Tokens left for what stands inside the frame; raises ``UserError`` if there are none."""
+    """Tokens left for the body inside the frame; raises ``UserError`` if there are none."""
     num_around = len(frame.opening) + len(frame.closing)
     if max_tokens < num_around:
         raise UserError(
-            f"environment.max_observation_tokens is {max_tokens}, but this tokenizer needs "
-            f"{num_around} for what stands around the passages alone; raise it"
+            f"environment.max_observation_tokens is {max_tokens}, but with this tokenizer the "
+            f"frame around the passages alone takes {num_around}; raise it"
         )
     return max_tokens - num_around

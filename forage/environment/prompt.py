@@ -1,8 +1,8 @@
-"""Prompts as tokens, in the tokenizer's chat format: texts of ours with places for those of others.
+"""Prompts as tokens, in the tokenizer's chat format: our templates with slots for untrusted text.
 
-The first segment of each transcript comes from here; the baselines' prompts hold passages and
-reasoning besides the question. What is ours is encoded as trusted; what is filled in opens no tag,
-ends no message and emits no control token, whatever it holds.
+The first segment of each transcript comes from here; the baselines' prompts also contain passages
+and reasoning. Our text is encoded as trusted; what fills a slot opens no tag, ends no message and
+emits no control token, whatever it contains.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Filling = str | tuple[int, ...]
-"""A text of somebody else's, or tokens that were made harmless already."""
+"""Untrusted text, or tokens that are already harmless."""
 
-# Stand for the places while the chat format is applied; no template contains one by chance.
+# Stand-ins for the slots while the chat format is applied; no template contains one by chance.
 _PLACE = re.compile(r"PLACEx7Kq29GOES([a-z]+)xHERE")
 
 
@@ -34,15 +34,14 @@ def fill(
     tools: Sequence[ToolSchema] = (),
     system: str = "",
 ) -> list[int]:
-    """``template`` with each ``{name}`` of ``fillings`` filled in, as one message of the user.
+    """``template`` with each ``{name}`` in ``fillings`` filled in, as one user message.
 
-    ``tools`` are described in the chat format, and ``system`` is a message before the user's;
-    without a chat format the prompt is the text itself. The white space
-    on both sides of a text is encoded with it: most tokenizers join a space to the word that
-    follows and a line break to the mark before it, and apart from the text they would give tokens
-    that the model has rarely seen.
-    Raises ``UserError`` for a chat template that does not show the message once, and for a system
-    message without a place.
+    The chat format describes ``tools`` and puts ``system`` into a message before the user's;
+    without a chat format the prompt is just the text. White space on both sides of a text is
+    encoded with it: most tokenizers join a space to the following word and a line break to the
+    punctuation before it, and encoded separately they would give tokens that the model has rarely
+    seen. Raises ``UserError`` if the chat template does not show the message exactly once, or has
+    no place for a system message.
     """
     ours, *rest = _PLACE.split(_with_places(template, fillings, codec.tokenizer, tools, system))
     ids = _leading_ids(codec.tokenizer)
@@ -67,35 +66,35 @@ def _with_places(
     tools: Sequence[ToolSchema],
     system: str,
 ) -> str:
-    """The template in the chat format, a placeholder in each place."""
+    """The template in the chat format, with a placeholder in each slot."""
     text = template
     for name in fillings:
         text = text.replace(f"{{{name}}}", f"PLACEx7Kq29GOES{name}xHERE")
     if not tokenizer.chat_template:
         if system:
             raise UserError(
-                "this tokenizer has no chat template, and so no place for "
-                "environment.system_message; remove it, or write it into the prompt"
+                "this tokenizer has no chat template, so environment.system_message cannot be "
+                "used; remove it, or write it into the prompt"
             )
         return text
     messages = [{"role": "system", "content": system}] if system else []
     rendered = render(tokenizer, [*messages, {"role": "user", "content": text}], tools)
     if system and system.strip() not in rendered:
         raise UserError(
-            "the tokenizer's chat template leaves the system message out; remove "
+            "the tokenizer's chat template ignores the system message; remove "
             "environment.system_message, or write it into the prompt"
         )
     num_times = len(_PLACE.findall(rendered)) / len(_PLACE.findall(text))
     if num_times != 1:
         raise UserError(
-            f"the tokenizer's chat template shows the user's message {num_times:g} times; it must "
-            "show it once"
+            f"the tokenizer's chat template shows the user's message {num_times:g} times, not "
+            "once; use another model or chat template"
         )
     return rendered
 
 
 def _leading_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The beginning-of-text token, where the tokenizer puts one and no chat format writes it."""
+    """The beginning-of-text token, if the tokenizer uses one and no chat format writes it."""
     bos = tokenizer.bos_token_id
     if tokenizer.chat_template or not isinstance(bos, int):
         return []
@@ -111,9 +110,9 @@ def encode_prompt(
     system: str = "",
     adds_question_mark: bool = True,
 ) -> list[int]:
-    """The template with the question in it, as tokens; one without a question mark may get one.
+    """The template with the question, as tokens; adds a missing question mark if asked to.
 
-    Raises ``UserError`` for more than ``max_tokens`` tokens: cutting would ask something else.
+    Raises ``UserError`` for more than ``max_tokens`` tokens: truncation would change the question.
     """
     text = asked(question.text) if adds_question_mark else question.text
     ids = fill(template.text, {"question": text}, codec, tools, system)
@@ -122,7 +121,7 @@ def encode_prompt(
 
 
 def asked(text: str) -> str:
-    """The question's text, with a question mark at its end."""
+    """The question's text, ending in a question mark."""
     text = text.strip()
     return text if text.endswith(("?", "？")) else text + "?"
 
@@ -131,6 +130,6 @@ def check_length(ids: Sequence[int], question: Question, max_tokens: int) -> Non
     """Raises ``UserError`` for a prompt that leaves no room."""
     if len(ids) > max_tokens:
         raise UserError(
-            f"the prompt of question {question.id} has {len(ids)} tokens and the budget is "
-            f"{max_tokens}; raise environment.max_tokens, or leave the question out"
+            f"the prompt of question {question.id} has {len(ids)} tokens, but the budget is "
+            f"{max_tokens}; raise environment.max_tokens, or remove the question"
         )

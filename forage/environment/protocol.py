@@ -1,8 +1,8 @@
-"""The two ways in which a policy acts and is answered: tags in its own text, or native tool calls.
+"""The two ways a policy acts and gets replies: tags in its own text, or native tool calls.
 
-A protocol says what ends a turn, what a turn means, and what stands around the reply. It asks the
-tools how they are spelt; the episode asks it and nothing else, so both are played by the same code.
-How native calls are written and read is in ``native_calls.py``.
+A protocol defines what ends a turn, what a turn means, and the frame around the reply. It gets the
+spelling of calls from the tools; the episode uses only the protocol, so the same code plays both.
+``native_calls.py`` writes and parses native calls.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from forage.types import SEARCH_TOOL, Tag
 
 
 class TagsProtocol:
-    """Search-R1's: everything happens in one message of the assistant.
+    """Search-R1's protocol: everything happens in one message of the assistant.
 
-    A turn that ended that message (with an end-of-turn token, and so without an action) is
-    answered by a message of the user, as the chat template writes one.
+    If a turn ended that message (with an end-of-turn token, and so without an action), a user
+    message follows, as the chat template writes one.
     """
 
     name = "tags"
@@ -65,13 +65,13 @@ class TagsProtocol:
                 return Answer(inside)
 
     def write_search(self, query: str) -> str:
-        """A search as a policy writes it; raises ``UserError`` without the tool."""
+        """A search as the policy writes it; raises ``UserError`` without the tool."""
         _check_searches(self._tool_of)
-        # A space before the query: most tokenizers then write a name as they do in passages.
+        # With a space before the query, most tokenizers write a name as they do in passages.
         return f"{actions.SEARCH_OPEN} {query}{actions.SEARCH_CLOSE}"
 
     def prompt_line(self, tool: Tool) -> str:
-        """What the prompt says of a tool."""
+        """The prompt's description of a tool."""
         return tool.prompt_line or (
             f"There is a tool named {tool.name}: {tool.description} To use it, write "
             f"{tool.spelling}; its result comes back to you between "
@@ -79,12 +79,12 @@ class TagsProtocol:
         )
 
     def results_frame(self, last_id: int) -> Frame:
-        """What stands around results behind a turn whose last token is ``last_id``."""
+        """The frame around results after a turn whose last token is ``last_id``."""
         del last_id
         return self._results
 
     def message_frame(self, last_id: int) -> Frame | None:
-        """What stands around the message after an invalid action; None where nothing does."""
+        """The frame around the invalid-action message; None if there is none."""
         if self._user is not None and last_id in self._user.end_ids:
             return self._user.after_end
         return None
@@ -95,14 +95,14 @@ class TagsProtocol:
 
 
 class ToolsProtocol:
-    """Native tool calls through the chat template; the answer stands in answer tags."""
+    """Native tool calls through the chat template; the answer is in answer tags."""
 
     name = "tools"
 
     def __init__(
         self, codec: Codec, tools: Sequence[Tool] = (SEARCH,), dialect: Dialect | None = None
     ) -> None:
-        """Raises ``UserError`` for a tokenizer whose chat template knows no tools."""
+        """Raises ``UserError`` for a tokenizer whose chat template does not support tools."""
         self.tools = tuple(tools)
         self._dialect = dialect
         self._calls = derive_calls(codec, self.tools)
@@ -128,7 +128,7 @@ class ToolsProtocol:
             self.invalid_message = dialect.invalid_message
             if dialect.is_whole_message:
                 self.stop = ()
-                # veRL's own prompt shows a call that is no JSON.
+                # veRL's own prompt shows a call that is not JSON.
                 self.action_tags = (Tag.ANSWER.value,)
 
     def parse(self, text: str, is_last: bool = False) -> Action:
@@ -142,20 +142,24 @@ class ToolsProtocol:
         return self._calls.write(tool, arguments)
 
     def write_search(self, query: str) -> str:
-        """A search as a policy writes it, with the same space; raises ``UserError`` without."""
+        """A search as the policy writes it, with the same space; raises ``UserError`` without the
+        tool.
+        """
         _check_searches([tool.name for tool in self.tools])
         return self._calls.write_search(f" {query}")
 
     def prompt_line(self, tool: Tool) -> str:
-        """What the prompt says of a tool beside its schema, which the chat template shows."""
+        """The prompt's description of a tool, in addition to the schema that the chat template
+        shows.
+        """
         return tool.prompt_line or f"There is a tool named {tool.name}: {tool.description}"
 
     def results_frame(self, last_id: int) -> Frame:
-        """What stands around results behind a turn whose last token is ``last_id``."""
+        """The frame around results after a turn whose last token is ``last_id``."""
         return self._results.frame(last_id)
 
     def message_frame(self, last_id: int) -> Frame:
-        """What stands around the message after an invalid action."""
+        """The frame around the invalid-action message."""
         return self._user.frame(last_id)
 
     def frames(self) -> list[Frame]:
@@ -177,7 +181,7 @@ def make_protocol(
     tools: Sequence[Tool] = (SEARCH,),
     dialect: Dialect | None = None,
 ) -> TurnProtocol:
-    """The protocol of ``environment.protocol``, in a dialect or in none; raises ``UserError``."""
+    """The protocol of ``environment.protocol``, with its dialect if any; raises ``UserError``."""
     make = TagsProtocol if name == "tags" else ToolsProtocol
     return make(codec, tools, dialect)
 
@@ -194,6 +198,6 @@ def _no_action(hows: Iterable[str]) -> str:
 def _check_searches(names: Collection[str]) -> None:
     if SEARCH_TOOL not in names:
         raise UserError(
-            "the scripted demonstrations of a warm start search, and environment.tools "
-            f"({', '.join(names)}) has no search; add it, or start from recorded episodes"
+            "the scripted demonstrations of a warm start use search, but environment.tools "
+            f"({', '.join(names)}) does not include it; add it, or start from recorded episodes"
         )

@@ -1,8 +1,8 @@
-"""What a model was trained with: prompt, protocol, dialect and tools, in a file beside its config.
+"""Records what a model was trained with: prompt, protocol, dialect and tools.
 
-Whatever writes a trained model (a checkpoint, an export, a warm start) writes it; ``train``,
-``eval`` and ``play`` take from it what a recipe leaves open: a policy that is asked in other words
-than it learnt answers nonsense.
+The file is next to the model's config. Whatever writes a trained model (a checkpoint, an export, a
+warm start) writes it; ``train``, ``eval`` and ``play`` take settings missing from a recipe from it,
+because a policy prompted differently than in training answers nonsense.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _KEYS: tuple[str, ...] = ("protocol", "dialect", "tools", "prompt", "system_mess
 
 
 def memory_of(environment: EnvironmentConfig) -> str:
-    """The text of the file; raises ``UserError`` for a prompt that is not there."""
+    """The text of the file; raises ``UserError`` if the prompt cannot be found."""
     memory = environment.model_dump(mode="json", include=set(_KEYS))
     return json.dumps(memory | {PROMPT_KEY: _text(environment.prompt)}, indent=1) + "\n"
 
 
 def pass_on(source: Path, directory: Path) -> None:
-    """Copy the file of a model's directory to another of the same model, if there is one."""
+    """Copies the file, if there is one, from a model's directory to another of the same model."""
     if (source / MEMORY_FILE).is_file():
         shutil.copy(source / MEMORY_FILE, directory)
 
 
 def as_trained(config: RunConfig) -> RunConfig:
-    """``config`` with what its recipe leaves open as ``model.path`` was trained.
+    """``config`` with settings missing from its recipe set as ``model.path`` was trained.
 
-    A recipe that says otherwise is followed, with a warning. Raises ``UserError`` for a file that
-    cannot be read.
+    If the recipe contradicts the file, the recipe wins, with a warning. Raises ``UserError`` if the
+    file cannot be read.
     """
     file = Path(config.model.path) / MEMORY_FILE
     if not file.is_file():
@@ -56,8 +56,8 @@ def as_trained(config: RunConfig) -> RunConfig:
         text = memory[PROMPT_KEY]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{file} does not say what the model was trained with ({error!r}); put the model's "
-            "own file back, or remove it"
+            f"{file} does not say what the model was trained with ({error!r}); restore the "
+            "model's own file, or remove it"
         ) from error
     said = environment.model_dump(mode="json", include=set(_KEYS) & environment.model_fields_set)
     others = [key for key in said if key != "prompt" and said[key] != as_it_was[key]]
@@ -65,8 +65,8 @@ def as_trained(config: RunConfig) -> RunConfig:
         others.append("prompt")
     if others:
         LOG.warning(
-            "%s was trained otherwise than it is used now (%s), and may answer nonsense; leave %s "
-            "out to use it as it was trained",
+            "%s was trained differently than it is used now (%s), and may answer nonsense; remove "
+            "%s to use it as it was trained",
             config.model.path,
             "; ".join(f"environment.{key}: {as_it_was[key]}, now {said[key]}" for key in others),
             "it" if len(others) == 1 else "them",
@@ -76,10 +76,10 @@ def as_trained(config: RunConfig) -> RunConfig:
     try:
         found = EnvironmentConfig.model_validate(as_it_was | set_here)
     except ValidationError as error:
-        raise UserError(f"{file} does not fit the recipe: {error}") from error
+        raise UserError(f"{file} does not match the recipe: {error}") from error
     if found == environment:
         return config
-    LOG.info("%s was trained with %s, which is used", config.model.path, _told(as_it_was))
+    LOG.info("using %s as it was trained: %s", config.model.path, _told(as_it_was))
     return config.model_copy(update={"environment": found})
 
 

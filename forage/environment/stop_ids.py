@@ -1,8 +1,9 @@
-"""Which tokens end a message and a text, as tokenizer, chat template and generation config say.
+"""The tokens that end a message and a text, from tokenizer, chat template and generation config.
 
-Each of the three is incomplete in some families: Llama's tokenizer names one of three ends, Qwen's
-base models have a template whose end is not their tokenizer's, and GLM's template writes no end at
-all: its generation config names the headers of the messages that follow. ``Codec`` holds both sets.
+Each of the three is incomplete in some families: Llama's tokenizer names one of three end tokens,
+Qwen's base models have a template whose end differs from their tokenizer's, and GLM's template
+writes no end at all: its generation config names the headers of the messages that follow. ``Codec``
+provides both sets.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def message_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
 def text_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
     """The ids at which sampling stops, the tokenizer's own first.
 
-    Where the template writes nothing behind the last message, what it writes between two counts:
-    a policy that begins somebody else's message has ended its own.
+    If the template writes nothing after the last message, what it writes between two counts: a
+    policy that begins another role's message has ended its own.
     """
     own = tokenizer.eos_token_id
     ends: list[int] = [own] if isinstance(own, int) else []
@@ -49,14 +50,14 @@ def text_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
 def _end_in_template(
     tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, str]]
 ) -> list[int]:
-    """The first added token behind the assistant's words, in a list; none where none follows."""
+    """The first added token after the assistant's words, in a list; [] if none follows."""
     if not tokenizer.chat_template:
         return []
     try:
         text = tokenizer.apply_chat_template(list(messages), tokenize=False)
-    except TemplateError:  # ``derive_glue`` says so where such messages are needed
+    except TemplateError:  # ``derive_glue`` reports it if such messages are needed
         return []
-    assert isinstance(text, str), "an untokenised chat template gives text"
+    assert isinstance(text, str), "an untokenised chat template returns a string"
     _, turn, after = text.rpartition(_TURN)
     ids = tokenizer.encode(after, add_special_tokens=False) if turn else []
     added = tokenizer.added_tokens_decoder
@@ -64,9 +65,9 @@ def _end_in_template(
 
 
 def _ends_in_configs(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """What the files beside the tokenizer call ``eos_token_id``, as far as it is a control token.
+    """The ``eos_token_id`` in the files next to the tokenizer, if it is a control token.
 
-    A config that nobody adapted may name any token: transformers' default for Llama is 2.
+    An unadapted config may name any token: transformers' default for Llama is 2.
     """
     known = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids: list[Any] = []
@@ -77,7 +78,7 @@ def _ends_in_configs(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 def _read_json(model: str, name: str) -> dict[str, Any]:
-    """A file of a directory, or of a model that was downloaded; empty where there is none."""
+    """A JSON file of a local directory or a downloaded model; {} if there is none."""
     from transformers.utils.hub import cached_file
 
     try:
@@ -89,6 +90,6 @@ def _read_json(model: str, name: str) -> dict[str, Any]:
 
 
 def _ids_of(tokenizer: PreTrainedTokenizerFast, contents: Collection[str]) -> list[int]:
-    """The ids of those contents that are added tokens of this tokenizer."""
+    """The ids of those strings that are added tokens of this tokenizer."""
     ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
     return [ids[content] for content in contents if content in ids]

@@ -1,7 +1,7 @@
-"""Prompt templates: texts with a place for the question, built in or from a file.
+"""Prompt templates: texts with a slot for the question, built in or from a file.
 
-``check_template`` holds a template against the protocol that it is to be used with: a prompt that
-teaches tags which nothing reads would waste a run. Encoding is ``prompt.py``'s business.
+``check_template`` checks a template against its protocol: a prompt that teaches tags which nothing
+parses would waste a run. ``prompt.py`` encodes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BUILT_IN = ("search-r1", "brief", "tools")
 SLOT = "{question}"
 MEMORY_FILE = "forage.json"
-"""The file beside a trained model's config (``remembered.py``), which holds its prompt, too."""
+"""The file next to a trained model's config (``remembered.py``), which also has its prompt."""
 PROMPT_KEY = "prompt_text"
 
 TOOLS_SLOT = "{tools}"
@@ -38,7 +38,7 @@ _QUESTION = f"Question: {SLOT}"
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """A text with one ``{question}`` in it; other braces mean nothing."""
+    """A text with one ``{question}`` in it; other braces have no meaning."""
 
     name: str
     text: str
@@ -46,7 +46,7 @@ class PromptTemplate:
     def __post_init__(self) -> None:
         if self.text.count(SLOT) != 1:
             raise UserError(
-                f"the prompt template {self.name} holds {SLOT} {self.text.count(SLOT)} times; "
+                f"the prompt template {self.name} contains {SLOT} {self.text.count(SLOT)} times; "
                 "write it exactly once, where the question belongs"
             )
 
@@ -71,10 +71,10 @@ class PromptTemplate:
             raise UserError(f"the prompt template {name_or_path} is not UTF-8 text") from error
 
     def with_tools(self, protocol: TurnProtocol) -> PromptTemplate:
-        """The template with the line of each tool; raises ``UserError``.
+        """The template with a line per tool; raises ``UserError``.
 
-        Where it holds ``{tools}`` that place gets the lines of all; else those of the tools other
-        than search are put before the question, and with search alone nothing is changed.
+        The slot ``{tools}`` gets the lines of all tools. Without it, those of tools other than
+        search are put before the question; with only search, nothing changes.
         """
         if TOOLS_SLOT in self.text:
             lines = " ".join(map(protocol.prompt_line, protocol.tools))
@@ -82,9 +82,10 @@ class PromptTemplate:
         names = [tool.name for tool in protocol.tools]
         if self.name in _NEED_SEARCH and SEARCH_TOOL not in names:
             raise UserError(
-                f"the prompt template {self.name} tells the model to search, and environment.tools "
-                f"({', '.join(names)}) has no search; add it, or name another environment.prompt "
-                "(brief, or a file of your own with {tools} where the tools belong)"
+                f"the prompt template {self.name} tells the model to search, but "
+                f"environment.tools ({', '.join(names)}) does not include search; add it, or name "
+                f"another environment.prompt (brief, or your own file with {{tools}} where the "
+                "tools belong)"
             )
         others = [tool for tool in protocol.tools if tool.name != SEARCH_TOOL]
         if not others:
@@ -96,10 +97,10 @@ class PromptTemplate:
 
 
 def check_template(template: PromptTemplate, protocol: TurnProtocol) -> None:
-    """Refuse a template whose tags the protocol's parser does not read; raises ``UserError``.
+    """Raises ``UserError`` for a template whose tags the protocol's parser does not read.
 
-    Each tag must be one of the protocol's, be closed as often as it is opened, and, where it acts,
-    be shown as the parser reads it: the policy will copy it.
+    Each tag must belong to the protocol, be closed as often as it is opened and, if it acts, be
+    shown as the parser reads it: the policy will copy it.
     """
     where = f"the prompt template {template.name}"
     tags = [(match.start(), match[1], match[2]) for match in _TAG.finditer(template.text)]
@@ -111,7 +112,7 @@ def check_template(template: PromptTemplate, protocol: TurnProtocol) -> None:
         if isinstance(action, Invalid) or isinstance(action, Answer) != (name == "answer"):
             why = f" ({action.reason})" if isinstance(action, Invalid) else ""
             raise UserError(
-                f"{where} shows {template.text[start : start + 60]!r}, which is no valid "
+                f"{where} shows {template.text[start : start + 60]!r}, which is not a valid "
                 f"<{name}>{why}; write an example as the policy should write it"
             )
     num_of_tag = Counter((slash, name) for _, slash, name in tags)
@@ -119,7 +120,8 @@ def check_template(template: PromptTemplate, protocol: TurnProtocol) -> None:
         num_opened, num_closed = num_of_tag["", name], num_of_tag["/", name]
         if num_opened != num_closed:
             raise UserError(
-                f"{where} opens <{name}> {num_opened} times and closes it {num_closed} times"
+                f"{where} opens <{name}> {num_opened} times but closes it {num_closed} times; "
+                "balance the tags"
             )
 
 

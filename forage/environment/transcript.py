@@ -1,11 +1,11 @@
 """The append-only record of an episode's tokens, segment by segment.
 
-What the engine is given is always ``token_ids``: the concatenation of the segments so far, from the
-last one that began a context. There is no method that changes or removes what was appended, and
-none that takes text. Folding goes on in another transcript::
+The engine always receives ``token_ids``: the concatenation of the segments so far, starting from
+the last one that began a context. No method changes or removes what was appended, and none takes
+text. Folding continues in another transcript::
 
     P 1 2  S 3  O 4 5  S 6                          the context: 1 2 3 4 5 6
-    P 1 2  S 3  O 4 5  S 6  F 1 2 3 9 6             the observation is archived, 9 its note
+    P 1 2  S 3  O 4 5  S 6  F 1 2 3 9 6             the observation is archived, 9 is its note
     P 1 2  S 3  O 4 5  S 6  F 1 2 3 9 6  O 7  S 8   the context: 1 2 3 9 6 7 8
 """
 
@@ -18,7 +18,7 @@ from forage.types import Completion, Origin, Segment
 
 
 class Transcript:
-    """Starts as the prompt and grows by sampled segments and observations."""
+    """Starts with the prompt and grows by sampled segments and observations."""
 
     __slots__ = ("_context", "_notes", "_segments")
 
@@ -30,7 +30,7 @@ class Transcript:
         self._append(Segment(Origin.PROMPT, tuple(prompt_ids)))
 
     def append_sampled(self, completion: Completion) -> None:
-        """Add one turn exactly as the engine sampled it."""
+        """Adds one turn exactly as the engine sampled it."""
         segment = Segment(
             Origin.TRANSCRIBED if completion.is_transcribed else Origin.SAMPLED,
             completion.token_ids_T,
@@ -41,18 +41,20 @@ class Transcript:
         self._append(segment)
 
     def append_observation(self, token_ids: Sequence[int], note: Sequence[int] = ()) -> None:
-        """Add what the environment says in reply to the last turn.
+        """Adds the environment's reply to the last turn.
 
-        ``note`` is what may take its place; without one it stays.
+        ``note`` may replace it later; without one it stays.
         """
         last = self._segments[-1].origin
-        assert last.is_policys or last is Origin.FOLDED, "an observation answers a turn"
+        assert last.is_policys or last is Origin.FOLDED, "an observation follows a turn"
         if note:
             self._notes[len(self._context)] = tuple(note)
         self._append(Segment(Origin.OBSERVATION, tuple(token_ids)))
 
     def folded(self, num_kept: int) -> Transcript:
-        """It goes on with the last ``num_kept`` observations that have a note; itself if all do."""
+        """A transcript that keeps the last ``num_kept`` observations with a note; itself if all
+        stay.
+        """
         archived = list(self._notes)[: max(len(self._notes) - num_kept, 0)]
         if not archived:
             return self
@@ -70,7 +72,7 @@ class Transcript:
 
     @property
     def num_folds(self) -> int:
-        """How often the context began anew."""
+        """How many times the context was restarted."""
         return sum(segment.origin is Origin.FOLDED for segment in self._segments)
 
     @property

@@ -1,9 +1,9 @@
-"""Lets few episodes at a time begin or go on, so that hundreds that come at once hold up nobody.
+"""Limits how many episodes start or continue per round of the event loop.
 
-One reply of a search server may wake as many episodes as it has queries, and each then cuts and
-encodes its passages on the event loop; a step or an evaluation may begin thousands. They go on in
-the order in which they came, a few in each round of the loop; requests, timers and other episodes
-have their turns in between.
+One reply of a search server may wake as many episodes as it had queries, each of which then
+truncates and encodes its passages on the event loop; a step or an evaluation may start thousands.
+They continue in order of arrival, a few per round of the loop, so that requests, timers and other
+episodes get their turns in between.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections import deque
 
 
 class Turnstile:
-    """Those who wait are of one event loop; it may be used on another loop afterwards."""
+    """All waiters must be on one event loop; it can be used on another loop afterwards."""
 
     def __init__(self, num_at_once: int) -> None:
-        """``num_at_once``: how many go through in a round of the loop."""
+        """``num_at_once``: how many pass per round of the loop."""
         self._num_at_once = num_at_once
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def through(self) -> None:
-        """Return when those before have gone through, and their round of the loop has ended."""
+        """Returns once the earlier ones have passed and their round of the loop has ended."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop

@@ -1,7 +1,7 @@
-"""What a turn amounts to in veRL: its first readable call, wherever an answer is; else the answer.
+"""Parses a turn as veRL does: its first readable call, wherever an answer is; else the answer.
 
 The rules are those of ``verl/experimental/agent_loop`` (``tool_parser.py``, ``tool_agent_loop.py``)
-and ``verl/tools/search_tool.py``. A call that fails is answered, and the episode continues.
+and ``verl/tools/search_tool.py``. A failed call gets a reply, and the episode continues.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NO_QUERIES = "Error: 'query_list' is missing, empty, or not a list in parameter
 
 
 def read_verl(is_2025: bool, limit: int | None, text: str, is_last: bool) -> Action:
-    """The first call that is JSON with a name and arguments, else the last answer.
+    """The first call that is JSON with a name and arguments, otherwise the last answer.
 
-    ``is_last``: no turn follows, and calls are not read. ``is_2025``: a call of an unknown tool, or
-    with arguments that are no object, is none. ``limit``: characters that are kept of a reply.
+    ``is_last``: no turn follows, and calls are ignored. ``is_2025``: a call of an unknown tool, or
+    with arguments that are not an object, does not count. ``limit``: characters of a reply to keep.
     """
     for inside in () if is_last else _between(text, Tag.TOOL_CALL.opening, Tag.TOOL_CALL.closing):
         try:
@@ -54,7 +54,7 @@ def _called(name: str, arguments: object, limit: int | None) -> Search | Invalid
 
 
 def _between(text: str, opening: str, closing: str) -> Iterator[str]:
-    """What each pair of tags holds, from the first opening tag on; in linear time."""
+    """The contents of each pair of tags, from the first opening tag on; in linear time."""
     end = 0
     while (start := text.find(opening, end)) >= 0:
         start += len(opening)

@@ -1,8 +1,8 @@
-"""Which rows of a model's head stand for tokens: the others are neither sampled nor trained.
+"""Which rows of a model's head are tokens: the others are neither sampled nor trained.
 
 Many models have more rows than their tokenizer has tokens (Qwen2.5: 151,936 and 151,665). Sampler
-and trainer both ask here, so that their log-probabilities sum to 1 over the same tokens. Servers
-sample spare rows too; a turn that holds such an id is refused (``served_engine.py``).
+and trainer both use this file, so that their log-probabilities sum to 1 over the same tokens.
+Servers sample spare rows too; a turn with such an id is refused (``served_engine.py``).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 _LOWEST = -1e30
-"""The logit of an id between tokens that is none: infinity would make an entropy NaN."""
+"""The logit of an id in a gap between tokens: infinity would make an entropy NaN."""
 
 
 def num_token_ids(tokenizer: PreTrainedTokenizerFast) -> int:
-    """One more than the highest id; ``len(tokenizer)`` is less where ids are left out."""
+    """One more than the highest id; ``len(tokenizer)`` is smaller if ids are skipped."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def fit_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, what: str) -> None:
-    """Leave only the tokenizer's ids to ``model``; raises ``UserError`` if it lacks a row."""
+    """Restricts ``model`` to the tokenizer's ids; raises ``UserError`` if a row is missing."""
     import torch
 
     ids = set(tokenizer.get_vocab().values())
@@ -39,19 +39,20 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, w
 
 
 def refuse_too_few_rows(num_ids: int, num_rows: int, what: str) -> None:
-    """Raise ``UserError`` where a tokenizer's ids are more than a model's rows."""
+    """Raises ``UserError`` if a tokenizer has more ids than a model has rows."""
     if num_ids > num_rows:
         raise UserError(
-            f"{what}: the tokenizer's ids go up to {num_ids - 1:,}, and the model has {num_rows:,} "
-            "rows of embeddings. Put the tokenizer that the model was trained with beside it, or "
-            f"add rows (transformers: model.resize_token_embeddings({num_ids})) and save it again"
+            f"{what}: the tokenizer's ids go up to {num_ids - 1:,}, but the model has "
+            f"{num_rows:,} rows of embeddings. Use the tokenizer that the model was trained with, "
+            f"or add rows (transformers: model.resize_token_embeddings({num_ids})) and save it "
+            "again"
         )
 
 
 def known_logits(model: PreTrainedModel, logits_BV: Tensor) -> Tensor:
-    """The logits [B, V] of the ids up to the last token; an id between that is none is lowest.
+    """The logits [B, V] of the ids up to the last token; ids in gaps get the lowest logit.
 
-    All of them for a model that no tokenizer was fitted to. A slice: nothing is copied.
+    All logits for a model without a fitted tokenizer. A slice: nothing is copied.
     """
     number, gaps = vars(model).get(KNOWN_IDS, (logits_BV.shape[-1], None))
     known_BV = logits_BV[..., :number]

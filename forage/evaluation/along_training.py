@@ -1,7 +1,7 @@
-"""Evaluation beside a training run: a stratified part of the questions on the way, all at the end.
+"""Evaluation during training: a stratified subset of the questions on the way, all at the end.
 
-``train.py`` opens it before the first step, which refuses there what cannot be evaluated. It plays
-with the engine and the retriever of the run.
+``train.py`` opens it before the first step, which refuses invalid evaluations early. It plays with
+the run's engine and retriever.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 
 
 class TrainingEvaluation:
-    """What a run evaluates: nothing, unless ``evaluation.every`` or ``at_end`` asks for it."""
+    """A run's evaluations; none unless ``evaluation.every`` or ``at_end`` requests them."""
 
     def __init__(self, config: RunConfig, player: Player, score: Score) -> None:
         """Raises ``UserError`` for questions that are missing or too long."""
@@ -50,7 +50,7 @@ class TrainingEvaluation:
         self._evaluator: Evaluator | None = None
 
     async def open(self, engine: Generate, search: SearchClient, stack: AsyncExitStack) -> None:
-        """Wait for the other retriever and check every arm; raises ``UserError``."""
+        """Waits for the other retriever and checks every arm; raises ``UserError``."""
         if not self._questions:
             return
         self._search = search
@@ -62,7 +62,7 @@ class TrainingEvaluation:
         self._evaluator.searches.check(settings.arms, self._questions)
 
     async def play_subset(self) -> dict[str, float]:
-        """Play the questions that are evaluated on the way; the metrics of each arm."""
+        """Plays the subset of questions; returns the metrics of each arm."""
         assert self._evaluator is not None, "opened before the first step"
         questions = training_subset(self._questions, self._config)
         played = await self._evaluator.play_arms(questions, self._config.evaluation.arms)
@@ -73,11 +73,11 @@ class TrainingEvaluation:
         return metrics
 
     async def at_end(self, weights_digest: Callable[[], str], step: int) -> None:
-        """Play all questions after the last step, where ``evaluation.at_end`` asks for it.
+        """Plays all questions after the last step, if ``evaluation.at_end`` is set.
 
-        Cut and resumed like any evaluation: what is on the disk is not played again, but for what
-        the engine or a search failed. A run that was given more steps is evaluated anew. The digest
-        is asked for on a thread.
+        Can be interrupted and resumed like any evaluation: episodes on disk are not played again
+        unless the engine or a search failed. If a run has been extended, it is evaluated anew.
+        ``weights_digest`` is called on a thread.
         """
         if not self._config.evaluation.at_end:
             return
@@ -87,7 +87,7 @@ class TrainingEvaluation:
         model = str(checkpoint_path(self._config.output_dir, step))
         is_fresh = _is_of_other_weights(out, digest)
         if is_fresh:
-            LOG.info("%s holds the figures of an earlier step: all questions are played again", out)
+            LOG.info("%s has the figures of an earlier step: playing all questions again", out)
         destination = Destination(out, "final evaluation", step, model, is_fresh, True)
         await evaluate(
             self._evaluator,
@@ -101,14 +101,14 @@ class TrainingEvaluation:
 
 
 def _is_of_other_weights(out: Path, digest: str) -> bool:
-    """Whether episodes of other weights lie beside ``out``: those of an earlier step."""
+    """Whether the episodes next to ``out`` are from other weights, those of an earlier step."""
     try:
         earlier = json.loads(fingerprint_path(out).read_text(encoding="utf-8"))
         return earlier["the weights"] != digest
     except (OSError, ValueError, KeyError):
-        return False  # nothing, or nothing that can be read: the journal says so
+        return False  # missing or unreadable: the journal reports it
 
 
 def final_figures(config: RunConfig) -> Path:
-    """Where ``evaluation.at_end`` leaves its figures."""
+    """Where ``evaluation.at_end`` writes its figures."""
     return config.output_dir / "evaluation" / "final.json"

@@ -1,19 +1,20 @@
-"""The conditions of an evaluation: what a question's searches are answered with.
+"""The arms of an evaluation: what a question's searches return in each.
 
-Each arm is a ``Retriever`` that stands in for the retriever, built for one question; the
-environment and the policy do not know which arm they are in. An arm changes what is returned, never
-the prompt. Nothing here plays or scores.
+Each arm is a ``Retriever`` that replaces the real one, built for one question; the environment and
+the policy do not know which arm they are in. An arm changes what is returned, never the prompt.
+Nothing here plays or scores.
 
-======================  =======================================================================
-``normal``              what the retriever finds
-``closed_book``         nothing is searched: the observation says that there is no search here and
-                        asks for an answer from memory. What the policy knows, or guesses
-``empty``               the search works and finds nothing, each time. What the policy makes of a
-                        retriever without the answer: another query, or something made up
-``gold``                the question's gold passages, whatever the query. Reading alone
-``random``              passages drawn at random. What chance gives
-``other_retriever``     what another retriever finds (``evaluation.other_search``)
-======================  =======================================================================
+  ======================  ===================================================================
+  ``normal``              what the retriever finds
+  ``closed_book``         nothing is searched: the observation says that there is no search here
+                          and asks for an answer from memory. Measures what the policy knows, or
+                          guesses
+  ``empty``               the search works but never finds anything. Measures how the policy
+                          handles a retriever without the answer: another query, or an invention
+  ``gold``                the question's gold passages, whatever the query. Measures reading alone
+  ``random``              passages drawn at random. Measures chance
+  ``other_retriever``     what another retriever finds (``evaluation.other_search``)
+  ======================  ===================================================================
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from forage.types import Hit, Passage, Question, Retriever, SearchReply
 
 
 class Passages(Protocol):
-    """What the arms need of a corpus: its passages by row and by id."""
+    """What the arms require of a corpus: its passages by row and by id."""
 
     def __len__(self) -> int: ...
 
@@ -67,7 +68,9 @@ class RandomSearch:
 
 @dataclass(frozen=True, slots=True)
 class Searches:
-    """Makes the search of each arm: of the retriever, another one, the corpus of ``data.index``."""
+    """Creates each arm's search, from the retriever, the other one, or the corpus of
+    ``data.index``.
+    """
 
     normal: Retriever
     other: Retriever | None
@@ -76,7 +79,7 @@ class Searches:
     seed: int
 
     def of(self, arm: Arm, question: Question) -> Retriever:
-        """The search that ``question`` meets under ``arm``; raises ``UserError``."""
+        """The search for ``question`` under ``arm``; raises ``UserError``."""
         match arm:
             case "normal":
                 return self.normal
@@ -90,11 +93,11 @@ class Searches:
             case "random":
                 return RandomSearch(question.id, self._corpus(arm), self.topk, self.seed)
             case "other_retriever":
-                assert self.other is not None, "the config asks for other_search with this arm"
+                assert self.other is not None, "this arm requires evaluation.other_search"
                 return self.other
 
     def check(self, arms: Sequence[Arm], questions: Sequence[Question]) -> None:
-        """Refuse arms that cannot be played, before the first episode; raises ``UserError``."""
+        """Raises ``UserError`` for arms that cannot be played, before the first episode."""
         if "random" in arms:
             self._corpus("random")
         if "gold" not in arms:
@@ -102,9 +105,9 @@ class Searches:
         without = [question for question in questions if not question.gold_passage_ids]
         if without:
             raise UserError(
-                f"{len(without)} of {len(questions)} questions name no gold passages (the first is "
-                f"{without[0].id}), which the arm gold needs: remove gold from evaluation.arms, or "
-                "use questions that have gold_passage_ids"
+                f"{len(without)} of {len(questions)} questions have no gold passages (the first "
+                f"is {without[0].id}), which the arm gold needs: remove gold from "
+                "evaluation.arms, or use questions with gold_passage_ids"
             )
         for question in questions:
             _gold_passages(question, self._corpus("gold"))
@@ -123,8 +126,8 @@ def _gold_passages(question: Question, passages: Passages) -> tuple[Passage, ...
         passage = passages.by_id(passage_id)
         if passage is None:
             raise UserError(
-                f"gold passage {passage_id} of question {question.id} is not in the corpus: "
-                "the questions and the corpus do not belong together"
+                f"gold passage {passage_id} of question {question.id} is not in the corpus; use "
+                "questions and a corpus that belong together"
             )
         found.append(passage)
     return tuple(found)

@@ -1,7 +1,7 @@
-"""Plays questions that somebody asks, one by one, with the policy and the search of a recipe.
+"""Plays a user's questions, one by one, with a recipe's policy and search.
 
-``forage play`` and ``forage.Run.ask`` ask through this, and may listen while an episode is played.
-Nothing is scored, and nothing recorded.
+``forage play`` and ``forage.Run.ask`` use this, and can listen while an episode is played. Nothing
+is scored or recorded.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from forage.training.model import load_sampled, load_tokenizer
 from forage.types import Completion, Episode, Generate, Origin, Question, Sampling
 
 Hear = Callable[[Origin, str], None]
-"""Is told each piece of text as it is sampled, and each observation as it is shown."""
+"""Receives each piece of text as it is sampled, and each observation as it is shown."""
 
 
 class Ask(Protocol):
-    """What ``open_asking`` gives."""
+    """The function that ``open_asking`` yields."""
 
     async def __call__(self, text: str, hear: Hear | None = None) -> Episode:
-        """Play one question greedily; raises ``UserError`` for one that is too long."""
+        """Plays one question greedily; raises ``UserError`` if it is too long."""
         ...
 
 
 @asynccontextmanager
 async def open_asking(config: RunConfig) -> AsyncIterator[Ask]:
-    """The policy and the retriever, open until the end; raises ``UserError``."""
+    """The policy and the retriever, open until the block ends; raises ``UserError``."""
     tokenizer = load_tokenizer(config.model)
     player = make_player(config, tokenizer, score=None)
     numbers = count(1)
@@ -58,9 +58,9 @@ async def open_asking(config: RunConfig) -> AsyncIterator[Ask]:
 
 
 class Overheard:
-    """An engine for one episode that tells what is sampled, token by token where it can, and shown.
+    """An engine for one episode that reports what is sampled and shown as it happens.
 
-    Servers give a turn in one piece.
+    An in-process engine reports token by token; servers return a turn in one piece.
     """
 
     def __init__(self, engine: Generate, codec: Codec, hear: Hear) -> None:
@@ -70,7 +70,7 @@ class Overheard:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         now = tuple(token_ids)
-        if shown := self._shown(now):  # else a prompt, which nobody has to read
+        if shown := self._shown(now):  # otherwise a prompt, which need not be reported
             self._hear(Origin.OBSERVATION, self._codec.decode(shown))
         sampled: list[int] = []
         told = ""
@@ -78,7 +78,7 @@ class Overheard:
         def tell(ids: Sequence[int], is_all: bool = False) -> None:
             nonlocal told
             text = self._codec.decode(ids)
-            if is_all or not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a letter waits
+            if is_all or not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character waits
                 self._hear(Origin.SAMPLED, text[len(told) :])
                 told = text
 
@@ -96,7 +96,9 @@ class Overheard:
         self._engine.release(episode_key)
 
     def _shown(self, now: tuple[int, ...]) -> tuple[int, ...]:
-        """What follows the last turn, also in a context that began anew; nothing before a turn."""
+        """What follows the last turn, also in a restarted context; nothing before the first
+        turn.
+        """
         before, turn = self._transcript, self._turn
         if not before:
             return ()

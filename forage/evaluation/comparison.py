@@ -1,7 +1,7 @@
 """Compares two evaluations question by question: differences with intervals and p-values.
 
-Two evaluations go in, and the questions that both have are paired. Questions with the same id but
-another text are refused, and so are evaluations without a common question.
+The questions that both evaluations share are paired. Questions with the same id but different text
+are refused, and so are evaluations without a shared question.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ComparedFigure:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSlice:
-    """The metrics over all questions, or those of one ``source`` or one number of hops."""
+    """The metrics over all questions, or over those of one ``source`` or one number of hops."""
 
     num_questions: int
     figures: tuple[ComparedFigure, ...]
@@ -61,7 +61,9 @@ class ComparedArm:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two compared evaluations; ``differing`` lists (setting, first, second) where they differ."""
+    """Two compared evaluations; ``differing`` lists their different settings (setting, first,
+    second).
+    """
 
     first: str
     second: str
@@ -77,12 +79,12 @@ def compare(
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> Comparison:
-    """Pair the questions of every arm that both have; raises ``UserError``."""
+    """Pairs the questions of every shared arm; raises ``UserError``."""
     arms = [arm for arm in first.scores if arm in second.scores]
     if not arms:
         raise UserError(
-            f"{names[0]} has the arms {', '.join(first.scores)}, {names[1]} "
-            f"{', '.join(second.scores)}: there is none to compare"
+            f"{names[0]} has the arms {', '.join(first.scores)}, {names[1]} has "
+            f"{', '.join(second.scores)}: no arm is shared; evaluate both with a common arm"
         )
     settings = sorted({*first.fingerprint, *second.fingerprint})
     pairs = [(n, first.fingerprint.get(n, "–"), second.fingerprint.get(n, "–")) for n in settings]
@@ -140,16 +142,16 @@ def _pair(
     pairs = [(one, theirs[one.question_id]) for one in first if one.question_id in theirs]
     if not pairs:
         raise UserError(
-            f"{names[0]} and {names[1]} have no question in common in the arm {arm} (the first "
-            f"ones are {first[0].question_id} and {second[0].question_id}): a paired comparison "
-            "needs the same questions; evaluate both on one file"
+            f"{names[0]} and {names[1]} share no question in the arm {arm} (the first ones are "
+            f"{first[0].question_id} and {second[0].question_id}), but a paired comparison needs "
+            "the same questions; evaluate both on one file"
         )
     changed = [one.question_id for one, other in pairs if one.digest != other.digest]
     if changed:
         raise UserError(
-            f"{len(changed)} of {len(pairs)} questions have the same id but another text or other "
-            f"golden answers in {names[0]} and {names[1]} (the first is {changed[0]}): these are "
-            "different questions; evaluate both on one file"
+            f"{len(changed)} of {len(pairs)} questions have the same id but different text or "
+            f"golden answers in {names[0]} and {names[1]} (the first is {changed[0]}); evaluate "
+            "both on one file"
         )
     return pairs
 

@@ -1,9 +1,9 @@
-"""Plays questions arm by arm, writes each episode as it ends, and sums the episodes up.
+"""Plays questions arm by arm, writes each episode as it ends, and summarises the episodes.
 
 ``forage eval``, the demo and the end of a training run call ``evaluate``; during training
-``play_arms`` plays a few questions with the engine that is there. Episodes of all arms are in
-flight together, as many as ``rollout.max_concurrent_episodes``: none waits for another. Scoring is
-``rewards``'s, the files are ``journal.py``'s and ``result.py``'s.
+``play_arms`` plays a few questions with the run's engine. Episodes of all arms are in flight
+together, up to ``rollout.max_concurrent_episodes``: none waits for another. ``rewards`` scores;
+``journal.py`` and ``result.py`` write the files.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Evaluator:
     async def play_arms(
         self, questions: Sequence[Question], arms: Sequence[Arm]
     ) -> dict[Arm, list[Episode]]:
-        """Every question in every arm: scored episodes in the order of the questions."""
+        """Plays every question in every arm: scored episodes in the order of the questions."""
         played: dict[tuple[str, str, int], Episode] = {}
 
         def keep(arm: Arm, episode: Episode) -> None:
@@ -86,14 +86,14 @@ class Evaluator:
         return {arm: [played[arm, q.id, m] for q in questions for m in members] for arm in arms}
 
     def jobs(self, questions: Iterable[Question], arms: Sequence[Arm]) -> Iterator[tuple[Arm, Job]]:
-        """The episodes to play; the arms of a question stand together and share its prompt."""
+        """The episodes to play; a question's arms are consecutive and share its prompt."""
         for question in questions:
             for arm in arms:
                 for member in range(self.config.evaluation.num_samples):
                     yield arm, Job(question, member, f"eval/{arm}/{question.id}/{member}")
 
     async def play(self, jobs: Iterable[tuple[Arm, Job]], on_done: OnDone) -> None:
-        """Play and score jobs as there is room; each episode is handed on as it ends."""
+        """Plays and scores jobs as capacity allows; calls ``on_done`` as each episode ends."""
 
         async def play(arm_and_job: tuple[Arm, Job]) -> Episode:
             arm, job = arm_and_job
@@ -108,10 +108,10 @@ class Evaluator:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where an evaluation goes: ``out`` is the .json of figures, its episodes lie beside it.
+    """Where an evaluation is written: ``out`` is the .json of figures, its episodes are next to it.
 
-    ``step`` is the number of training steps behind the policy, which the episodes are recorded
-    under; ``model`` names the policy (None: what ``model.path`` names).
+    ``step`` is the number of training steps the policy has had, recorded with the episodes;
+    ``model`` names the policy (None: ``model.path``).
     """
 
     out: Path
@@ -134,7 +134,7 @@ async def evaluate(
     served: Served | None,
     corpus: str | None,
 ) -> EvaluationResult:
-    """Play the missing episodes, then write figures and report; raises ``UserError``."""
+    """Plays the missing episodes, then writes figures and report; raises ``UserError``."""
     config = evaluator.config
     settings = config.evaluation
     evaluator.searches.check(settings.arms, questions)
@@ -152,7 +152,7 @@ async def evaluate(
         missing = [each for each in jobs if not journal.has(each[0], each[1])]
         if len(missing) < len(jobs):
             num_played = len(jobs) - len(missing)
-            message = "%s holds %d of %d episodes already"
+            message = "%s already has %d of %d episodes"
             LOG.info(message, destination.episodes, num_played, len(jobs))
         with progress_bar(destination.label, len(jobs)) as bar:
             bar.progress.update(bar.task, completed=len(jobs) - len(missing))
@@ -180,7 +180,7 @@ async def evaluate(
 
 
 def open_passages(config: RunConfig) -> tuple[CorpusStore, str] | tuple[None, None]:
-    """The passages that the arms gold and random show, of ``data.index``, and their digest.
+    """The passages of ``data.index`` for the arms gold and random, and their digest.
 
     An index that no arm reads is not opened. Raises ``UserError``.
     """
@@ -193,19 +193,23 @@ def open_passages(config: RunConfig) -> tuple[CorpusStore, str] | tuple[None, No
 def run_evaluation(
     config: RunConfig, out: Path | None, is_fresh: bool = False, retries_failed: bool = False
 ) -> tuple[EvaluationResult, Path]:
-    """``forage eval``: play, print tables, write the files beside ``out``; gives its path too."""
+    """``forage eval``: plays, prints tables, and writes the files next to ``out``, which it
+    returns.
+    """
     out = out or config.output_dir / "evaluation" / "eval.json"
     step = step_of(Path(config.model.path).name) or 0
     destination = Destination(out, config.name, step, None, is_fresh, retries_failed)
     if out.suffix != ".json" or out.is_dir():
-        raise UserError(f"--out is {out}; name a .json file, the other files lie beside it")
+        raise UserError(
+            f"--out is {out}; name a .json file: the other files are written next to it"
+        )
     for path in (out, destination.episodes):
         refuse_unwritable(path)
     questions = questions_to_evaluate(config)
     try:
         result = asyncio.run(evaluate_model(config, questions, destination))
     except KeyboardInterrupt:
-        LOG.warning("stopped; the same command goes on where it was")
+        LOG.warning("stopped; run the same command again to continue")
         raise
     console = Console()
     console.print(how_played(result.protocol), highlight=False, markup=False)
@@ -226,7 +230,7 @@ def run_evaluation(
 async def evaluate_model(
     config: RunConfig, questions: Sequence[Question], destination: Destination
 ) -> EvaluationResult:
-    """Evaluate the policy with the retriever at ``search.url``, under a progress bar."""
+    """Evaluates the policy with the retriever at ``search.url``, with a progress bar."""
     tokenizer = load_tokenizer(config.model)
     scorer = Scorer(config.reward, config.environment.protocol)
     player = make_player(config, tokenizer, scorer)
@@ -256,10 +260,10 @@ async def _open_policy(
     model: PreTrainedModel | None,
     stack: AsyncExitStack,
 ) -> Engine:
-    """The engine, with the weights of ``model``: the servers of ``placement.engine``, if any."""
+    """The engine with the weights of ``model``: the servers of ``placement.engine``, if any."""
     if model is None:
         return await stack.enter_async_context(open_engine(config, tokenizer, None))
-    hosts = LocalPlaces(config).server_hosts  # also where Ray has the servers of its training
+    hosts = LocalPlaces(config).server_hosts  # also if Ray runs the servers during training
     opened = open_sampling(config, tokenizer, model, hosts)
     engine, updated = await stack.enter_async_context(opened)
     if updated is not engine:
@@ -271,7 +275,7 @@ async def _open_policy(
 async def open_other_search(
     settings: SearchConfig | None, stack: AsyncExitStack
 ) -> SearchClient | None:
-    """The client of the arm ``other_retriever``, once its server answers; raises ``UserError``."""
+    """The client of the arm ``other_retriever`` once its server answers; raises ``UserError``."""
     if settings is None:
         return None
     client = await stack.enter_async_context(SearchClient(settings))
@@ -283,18 +287,20 @@ async def open_other_search(
 
 
 def _tell_failures(result: EvaluationResult, num_episodes: int) -> None:
-    """Warn of them; raises ``UserError`` where the engine failed each episode."""
+    """Warns of failed episodes; raises ``UserError`` if the engine failed in all of them."""
     arms = result.summary.arms
     failed = Status.ENGINE_FAILED.value
     if sum(arm.overall.failures.get(failed, 0) for arm in arms.values()) == num_episodes:
         raise UserError(
-            f"the engine failed each of the {num_episodes} episodes: there are no figures. Look "
-            "into the warnings above and the server's log; the same command with --retry-failed "
-            "plays them again"
+            f"the engine failed in all {num_episodes} episodes, so there are no figures. Check "
+            "the warnings above and the server's log; the same command with --retry-failed plays "
+            "them again"
         )
     for arm, summary in arms.items():
         if failures := summary.overall.failures:
             told = ", ".join(f"{count} {kind}" for kind, count in failures.items())
-            text = "arm %s: searches or the engine failed (%s), and count as they ended; "
+            text = (
+                "arm %s: searches or the engine failed (%s); these episodes count as they ended. "
+            )
             text += "`forage eval --retry-failed` plays those episodes again"
             LOG.warning(text, arm, told)

@@ -1,8 +1,8 @@
-"""How the episodes of an evaluation were played: for readers, and as a guard when resuming.
+"""How an evaluation's episodes were played: for readers, and to check when resuming.
 
-``Protocol`` is what a reader must know to compare figures. ``fingerprint_of`` holds every setting
+``Protocol`` is what a reader must know to compare figures. ``fingerprint_of`` covers every setting
 that an episode depends on, so that a file of episodes never mixes two kinds. Settings that only
-change speed (slots, concurrency, time limits) are in neither.
+affect speed (slots, concurrency, timeouts) are in neither.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forage.types import SEARCH_TOOL
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# What only some arms depend on. (The seed is also that of noise, which the temperature gives away.)
+# What only some arms depend on. (The seed also seeds the noise, but temperature reveals that.)
 _OF_ARMS = frozenset(
     (
         *("seed", "search.url", "what search.url serves", "search.topk", "search.noise"),
@@ -37,12 +37,12 @@ _OF_ARMS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How the policy was asked, and what it searched.
+    """How the policy was prompted, and what it searched.
 
-    ``max_turns`` limits the searches of a question; 0 for a method that never searches.
-    ``retriever`` and ``num_passages`` are None if the server does not say, or there is no server.
-    With ``num_candidates`` above 1, that many episodes were played and the best one, judged by the
-    golden answers, was kept.
+    ``max_turns`` limits the searches per question; 0 for a method that never searches.
+    ``retriever`` and ``num_passages`` are None if the server does not report them, or there is no
+    server. With ``num_candidates`` above 1, that many episodes were played and the best one by the
+    golden answers was kept.
     """
 
     model: str
@@ -68,7 +68,7 @@ class Protocol:
 
     @classmethod
     def of(cls, config: RunConfig, served: Served | None, model: str | None = None) -> Self:
-        """``model`` names the policy where it is no longer what ``model.path`` names."""
+        """``model`` names the policy if it differs from ``model.path``."""
         environment, evaluation = config.environment, config.evaluation
         endpoint, method = config.model.endpoint, evaluation.method
         is_best_of_many = method == "rejection_sampling"
@@ -104,15 +104,15 @@ def answers_text(protocol: Protocol) -> str:
         )
     if protocol.temperature:
         return f"mean of {protocol.num_samples} at temperature {protocol.temperature:g}"
-    return "greedy, one answer a question"
+    return "greedy, one answer per question"
 
 
 def facts_of_policy(
     config: RunConfig, tokenizer: PreTrainedTokenizerFast, weights: str | None
 ) -> dict[str, str]:
-    """What tells a policy from another: its weights, or the name under which a server has it.
+    """What identifies a policy: its weights, or the name under which a server has it.
 
-    ``weights`` is their digest, wherever they lie; None: a server's cannot be seen from here.
+    ``weights`` is their digest, wherever they are stored; None for a server's, which we cannot see.
     """
     from forage.training.model import tokenizer_digest
 
@@ -120,7 +120,7 @@ def facts_of_policy(
     if weights is not None:
         return {"the weights": weights} | facts
     endpoint = config.model.endpoint
-    assert endpoint is not None, "a policy without a model in this process is a server's"
+    assert endpoint is not None, "a policy without a model in this process is on a server"
     return facts | {
         "model.endpoint.url": endpoint.base_url,
         "model.endpoint.served_model": endpoint.served_model,
@@ -133,11 +133,11 @@ def facts_of_policy(
 def fingerprint_of(
     config: RunConfig, policy: Mapping[str, str], served: Served | None, corpus: str | None
 ) -> dict[str, str]:
-    """Everything that the episodes depend on, under the key of its setting or a name in words.
+    """Everything the episodes depend on, by setting or by a descriptive name.
 
-    ``policy`` names the weights (digests) or the server; ``corpus`` is the digest of the passages
-    behind the arms ``gold`` and ``random``. Names of ``_OF_ARMS`` appear only if a played arm needs
-    them, because an arm may be added to a finished evaluation.
+    ``policy`` identifies the weights (digests) or the server; ``corpus`` is the digest of the
+    passages behind the arms ``gold`` and ``random``. Names in ``_OF_ARMS`` appear only if a played
+    arm needs them, because an arm may be added to a finished evaluation.
     """
     evaluation = config.evaluation
     arms = evaluation.arms
@@ -158,7 +158,7 @@ def fingerprint_of(
     if not config.environment.system_message:
         del found["environment.system_message"]
     found["environment.prompt"] = _short_hash(PromptTemplate.load(config.environment.prompt).text)
-    if evaluation.method in PROMPTS:  # which ask with prompts of their own
+    if evaluation.method in PROMPTS:  # which have their own prompts
         del found["environment.prompt"], found["environment.has_final_turn"]
         found["the prompts of evaluation.method"] = _short_hash("".join(PROMPTS[evaluation.method]))
     found["evaluation.temperature"] = evaluation.temperature

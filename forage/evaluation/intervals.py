@@ -1,6 +1,6 @@
 """Bootstrap intervals of means: plain, paired, and averaged over data sources.
 
-One row of numbers for each question goes in; summaries, comparisons and reports show the intervals.
+The input is one row of numbers per question; summaries, comparisons and reports show the intervals.
 Pure functions of numbers: no episodes, no files, no global randomness. Axes: ``_N`` questions,
 ``_C`` columns (figures), ``_R`` resamples.
 """
@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-# Resampled indices held at once: 2 MB of them stay in the cache, which halves the time.
+# Resampled indices held at once: 2 MB of them fit into the cache, which halves the time.
 _MAX_INDICES = 250_000
 
 
@@ -47,12 +47,12 @@ class Bootstrap:
         """Percentile interval of a column's mean; raises ``ValueError`` for a bad level.
 
         The bounds are the (1 - level) / 2 and (1 + level) / 2 quantiles of the resampled means.
-        Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Values that are
-        all equal show no spread and give an interval of no width; for a rate of exactly 0 or 1,
-        which that would flatter, it is Wilson's (``wilson_interval``).
+        Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Equal values show
+        no spread and give an interval of zero width. That would be too optimistic for a rate of
+        exactly 0 or 1, so these get Wilson's (``wilson_interval``).
         """
         if not 0 < level < 1:
-            raise ValueError(f"level is {level}; it must lie between 0 and 1, for example 0.95")
+            raise ValueError(f"level is {level}; it must be between 0 and 1, for example 0.95")
         if is_rate and self.means_C[column] in (0.0, 1.0):
             return wilson_interval(float(self.means_C[column]), self.num_values, level)
         tail = (1 - level) / 2
@@ -62,14 +62,14 @@ class Bootstrap:
     def p_value(self, column: int = 0) -> float:
         """Two-sided p-value of a column's mean being 0: (1 + b) / (1 + R).
 
-        b counts the resampled means that lie at least as far from the sample's mean as that lies
-        from 0: the test by bootstrap of Davison and Hinkley, Bootstrap Methods and their
-        Application (1997), section 4.4. It is never below 1 / (1 + R), nor below 2^(1 - N), the
-        least that N signs can show: one question that differs has a resample like itself each time.
+        b counts the resampled means at least as far from the sample's mean as that is from 0: the
+        bootstrap test of Davison and Hinkley, Bootstrap Methods and their Application (1997),
+        section 4.4. It is never below 1 / (1 + R), nor below 2^(1 - N), the least that N signs can
+        show: a single differing question resamples to itself every time.
         """
         mean = self.means_C[column]
         away_R = np.abs(self.resampled_RC[:, column] - mean)
-        # A rounding error must not make the draw that equals the sample's mean less extreme.
+        # A rounding error must not make a draw equal to the sample's mean look less extreme.
         num_as_far = int(np.count_nonzero(away_R >= abs(mean) * (1 - 1e-9)))
         return max((1 + num_as_far) / (1 + len(away_R)), min(2.0 ** (1 - self.num_values), 1.0))
 
@@ -77,15 +77,15 @@ class Bootstrap:
 def bootstrap(
     rows: Sequence[Sequence[float]] | np.ndarray, num_resamples: int = 1000, seed: int = 0
 ) -> Bootstrap:
-    """Resample whole rows; raises ``ValueError`` if there are none, or one is not finite."""
+    """Resamples whole rows; raises ``ValueError`` if there are none, or one is not finite."""
     sample_NC = np.asarray(rows, dtype=np.float64)
     if sample_NC.size == 0:
         raise ValueError("an interval needs at least one value")
-    assert sample_NC.ndim == 2, "rows of figures, one a question"
+    assert sample_NC.ndim == 2, "rows of figures, one per question"
     if not np.isfinite(sample_NC).all():
-        raise ValueError("an interval needs finite values; one is NaN or infinite")
+        raise ValueError("an interval needs finite values, but one is NaN or infinite")
     if num_resamples < 1:
-        raise ValueError(f"num_resamples is {num_resamples}; at least 1 is needed")
+        raise ValueError(f"num_resamples is {num_resamples}; it must be at least 1")
     resampled_RC = _resampled_means(sample_NC, num_resamples, seed)
     return Bootstrap(sample_NC.mean(axis=0), resampled_RC, len(sample_NC))
 
@@ -93,22 +93,22 @@ def bootstrap(
 def macro_bootstrap(parts: Sequence[Bootstrap]) -> Bootstrap:
     """The plain mean over parts (data sources) that were resampled separately.
 
-    The resamples of the parts must be independent: give each part its own seed.
+    The parts' resamples must be independent: give each part its own seed.
     """
     return Bootstrap(
         np.mean([part.means_C for part in parts], axis=0),
         np.mean([part.resampled_RC for part in parts], axis=0),
-        # As many as would give a plain mean the variance of this one.
+        # The sample size at which a plain mean would have the same variance.
         len(parts) ** 2 / sum(1 / part.num_values for part in parts),
     )
 
 
 def wilson_interval(rate: float, num_values: float, level: float = 0.95) -> Interval:
-    """The score interval of a rate, which has a width at 0 and 1, too.
+    """The score interval of a rate, which has nonzero width even at 0 and 1.
 
     Wilson, https://doi.org/10.1080/01621459.1927.10502953: with z the normal quantile, the centre
-    is (p + z^2 / 2n) / (1 + z^2 / n) and the half-width z sqrt(p (1 - p) / n + z^2 / 4n^2) over
-    the same.
+    is (p + z^2 / 2n) / (1 + z^2 / n) and the half-width is z sqrt(p (1 - p) / n + z^2 / 4n^2),
+    divided by the same.
 
     >>> round(wilson_interval(0.0, 12).high, 2)
     0.24
@@ -118,7 +118,7 @@ def wilson_interval(rate: float, num_values: float, level: float = 0.95) -> Inte
     centre = (rate + z * z / (2 * num_values)) / shrink
     spread = rate * (1 - rate) / num_values + (z / (2 * num_values)) ** 2
     half = z * math.sqrt(spread) / shrink
-    # Rounding would leave 7e-18 for 0, and 1 less a last bit for 1.
+    # Rounding would give 7e-18 instead of 0, and slightly less than 1 instead of 1.
     low = 0.0 if rate == 0 else centre - half
     return Interval(rate, low, 1.0 if rate == 1 else centre + half)
 
@@ -146,10 +146,10 @@ def paired_difference(
     seed: int = 0,
     level: float = 0.95,
 ) -> Difference:
-    """mean(after - before) where both hold the same questions in the same order.
+    """mean(after - before), where both have the same questions in the same order.
 
-    Questions are resampled, each with its two values, so what makes a question hard cancels: the
-    interval is narrower than the difference of two separate ones. Raises ``ValueError``.
+    Questions are resampled with both of their values, so that their difficulty cancels: the
+    interval is narrower than that of two separate means. Raises ``ValueError``.
     """
     if len(before) != len(after):
         raise ValueError(
@@ -164,8 +164,8 @@ def paired_difference(
 def _resampled_means(sample_NC: np.ndarray, num_resamples: int, seed: int) -> np.ndarray:
     """Means of ``num_resamples`` samples of N rows, drawn with replacement: [R, C].
 
-    How often each row was drawn, times the rows, is the sum over the draws: one draw serves all
-    columns.
+    The sum over the draws is the number of times each row was drawn, times the rows: one draw is
+    used for all columns.
     """
     random = np.random.default_rng(seed)
     size = len(sample_NC)

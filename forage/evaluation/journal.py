@@ -1,9 +1,9 @@
-"""The episodes of an evaluation on disk, line by line as they end, and their scores in memory.
+"""An evaluation's episodes on disk, line by line as they end, and their scores in memory.
 
-A run that was cut goes on behind its last whole line. Beside ``eval.jsonl`` lies
-``eval.fingerprint.json``, written before the first episode: what the episodes depend on. Another
-model, prompt or retriever is refused by name, and so is a question that has changed since. Of two
-lines for the same episode the later one counts. Nothing here plays or sums up.
+An interrupted run continues after its last whole line. Next to ``eval.jsonl``,
+``eval.fingerprint.json`` is written before the first episode: what the episodes depend on. If the
+model, prompt or retriever differs, or a question has changed since, it is refused by name. If an
+episode has two lines, the later one counts. Nothing here plays or summarises.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Journal:
-    """An episode file, open for appending and locked: a context that closes it."""
+    """An episode file, open for appending and locked; as a context manager it closes the file."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class Journal:
         is_fresh: bool = False,
         retries_failed: bool = False,
     ) -> None:
-        """Open or make ``path`` and take in what it holds of ``questions``; raises ``UserError``.
+        """Opens or creates ``path`` and reads its episodes of ``questions``; raises ``UserError``.
 
-        ``is_fresh`` throws away what is there; ``retries_failed`` forgets the episodes in which a
-        search or the engine failed, so that they are played again. ``step`` and ``tokenizer`` go
-        into new lines.
+        ``is_fresh`` discards existing episodes; ``retries_failed`` discards those in which a search
+        or the engine failed, so that they are played again. New lines record ``step`` and
+        ``tokenizer``.
         """
         self._path, self._step, self._tokenizer = path, step, tokenizer
         self._scores: dict[tuple[str, str, int], EpisodeScore] = {}
@@ -69,7 +69,7 @@ class Journal:
         return (arm, job.question.id, job.member) in self._scores
 
     def add(self, arm: str, episode: Episode) -> None:
-        """Append a scored episode; a kill -9 after this call loses nothing."""
+        """Appends a scored episode; a kill -9 after this call loses nothing."""
         record = EpisodeRecord(self._step, arm, episode, self._tokenizer)
         self._file.write(json_line(record_to_json(record)))
         self._file.flush()
@@ -78,7 +78,7 @@ class Journal:
     def scores(
         self, arm: str, questions: Iterable[Question], num_samples: int
     ) -> list[QuestionScore]:
-        """The questions of an arm, all of whose episodes have been played."""
+        """The questions of an arm for which all episodes have been played."""
         return [
             QuestionScore.of(
                 question, [self._scores[arm, question.id, member] for member in range(num_samples)]
@@ -95,7 +95,9 @@ class Journal:
         self._file.close()
 
     def _check_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
-        """Refuse an evaluation with other settings; note ours before the first episode."""
+        """Refuses an evaluation with other settings; saves the fingerprint before the first
+        episode.
+        """
         earlier: dict[str, str] = {}
         beside = fingerprint_path(self._path)
         if os.fstat(self._file.fileno()).st_size:
@@ -103,9 +105,8 @@ class Journal:
                 earlier = json.loads(beside.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise UserError(
-                    f"{self._path} holds episodes, but {beside.name} beside it "
-                    "does not say how they were played: begin again with --fresh, or choose "
-                    "another --out"
+                    f"{self._path} contains episodes, but {beside.name} next to it does not say "
+                    "how they were played: start over with --fresh, or choose another --out"
                 ) from error
         differing = [
             f"{name} ({then} then, {now} now)"
@@ -113,9 +114,9 @@ class Journal:
         ]
         if differing:
             raise UserError(
-                f"{self._path} holds episodes of another run, which differs in "
-                f"{'; '.join(differing)}: choose another --out, begin again with --fresh, or set "
-                "it back to go on"
+                f"{self._path} contains episodes of another run, which differs in "
+                f"{'; '.join(differing)}: choose another --out, start over with --fresh, or "
+                "restore these settings to continue"
             )
         both = json.dumps({**earlier, **fingerprint}, indent=1)
         write_whole_text(beside, both)
@@ -126,11 +127,11 @@ class Journal:
             episode, arm = record.episode, record.arm or ""
             question = by_id.get(episode.question.id)
             if question is None:
-                continue  # more questions were asked for then than now
+                continue  # from an earlier run with more questions
             if question != episode.question:
                 raise UserError(
                     f"the question {question.id} has changed since {self._path} was written: "
-                    "choose another --out, or begin again with --fresh"
+                    "choose another --out, or start over with --fresh"
                 )
             score = EpisodeScore.of(episode)
             key = (arm, question.id, episode.member)
@@ -141,7 +142,7 @@ class Journal:
 
 
 def fingerprint_path(path: Path) -> Path:
-    """Where it is written how the episodes of an evaluation's file were played."""
+    """The file that records how the episodes in an evaluation's file were played."""
     return path.with_suffix(".fingerprint.json")
 
 

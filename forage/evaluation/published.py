@@ -1,7 +1,7 @@
-"""Published results to show beside an evaluation, and what differs in how they were made.
+"""Published results to show next to an evaluation, and how their protocol differs.
 
-``published.yaml`` holds the figures and their origins. Those of the sets that an evaluation has
-questions of can stand beside it. Nothing here draws tables.
+``published.yaml`` has the figures and their sources. Those for the sets that an evaluation covers
+can be compared with it. Nothing here draws tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PublishedResult:
 
 @dataclass(frozen=True, slots=True)
 class ResultOrigin:
-    """Where the figures were read."""
+    """The source of some figures."""
 
     title: str
     url: str
@@ -45,7 +45,7 @@ class ResultOrigin:
 
 @dataclass(frozen=True, slots=True)
 class SharedProtocol:
-    """How the published figures were made, as far as their authors say."""
+    """How the published figures were obtained, as far as their authors say."""
 
     retriever: str
     corpus: str
@@ -68,7 +68,7 @@ class Literature:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRow:
-    """One point of the protocol, in the published results and here."""
+    """One aspect of the protocol, in the published results and here."""
 
     name: str
     there: str
@@ -86,12 +86,12 @@ def literature() -> Literature:
 
 
 def shared_sources(arm: ArmSummary) -> list[str]:
-    """The published sets that the evaluation has questions of, in the order of the tables."""
+    """The published sets that the evaluation covers, in the order of the tables."""
     return [source for source in literature().names if source in arm.by_source]
 
 
 def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
-    """How the published figures were made, and how these, point by point."""
+    """How the published figures and ours were obtained, aspect by aspect."""
     there = literature().protocol
     retriever = protocol.retriever or "the server does not say"
     size, topk = protocol.num_passages, str(protocol.topk)
@@ -111,7 +111,7 @@ def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
         ("corpus", corpus, passages, not is_corpus_alike),
         ("passages a search", str(there.topk), topk, topk != str(there.topk)),
         ("prompt", there.prompt, prompt, True),
-        ("searches at most", turns, max_turns, protocol.max_turns != there.max_turns),
+        ("maximum searches", turns, max_turns, protocol.max_turns != there.max_turns),
         ("answers", "one a question", answers_text(protocol), not is_one_answer),
         *([method] if protocol.method != "search" else []),
     ]

@@ -1,7 +1,7 @@
-"""The file of figures (``eval.json``): the summary, how it was played, and a row for each question.
+"""The file of figures (``eval.json``): the summary, how it was played, and one row per question.
 
-``forage eval`` writes it; reports and ``forage compare`` read it. With the rows, two evaluations
-can be compared question by question without their episodes::
+``forage eval`` writes it; reports and ``forage compare`` read it. The rows allow two evaluations to
+be compared question by question without their episodes::
 
     {"name": "...", "protocol": {...}, "fingerprint": {...}, "arms": {...},
      "scores": {"columns": ["question_id", ...], "rows": {"normal": [["nq-1", ...], ...]}}}
@@ -24,13 +24,13 @@ from forage.evaluation.summary import EvaluationSummary
 from forage.records import write_whole_text
 from forage.remote.plain_file import read_json
 
-_MAX_BYTES = 2**28  # 1,000,000 questions with an arm each
+_MAX_BYTES = 2**28  # 1,000,000 questions with one arm each
 _COLUMNS = [field.name for field in fields(QuestionScore)]
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """A finished evaluation; ``fingerprint`` holds every setting that its episodes depend on."""
+    """A finished evaluation; ``fingerprint`` has every setting that its episodes depend on."""
 
     name: str
     note: str
@@ -41,7 +41,7 @@ class EvaluationResult:
 
 
 def write_result(path: Path, result: EvaluationResult) -> None:
-    """Write the file in one move, one line for each question; raises ``OSError``."""
+    """Writes the file atomically, one line per question; raises ``OSError``."""
     head = {
         "name": result.name,
         "note": result.note,
@@ -69,7 +69,7 @@ def read_result(path: Path) -> EvaluationResult:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"{path} is no file of figures of this version ({type(error).__name__}: {reason}); "
+            f"{path} is not a file of figures of this version ({type(error).__name__}: {reason}); "
             "name the .json that `forage eval --out` writes, or evaluate again"
         ) from error
 

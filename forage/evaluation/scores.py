@@ -1,7 +1,7 @@
 """The figures of one episode, and their means over the episodes of a question.
 
 A scored episode takes tens of kilobytes, its ``EpisodeScore`` a hundred bytes: an evaluation keeps
-only the score in memory. Summaries, comparisons and the file of figures are made of
+only the score in memory. Summaries, comparisons and the file of figures are built from
 ``QuestionScore``. Nothing here resamples, plays or reads files.
 """
 
@@ -16,12 +16,12 @@ from forage.algorithms.credit.pass_at_k import pass_at_k
 from forage.types import Episode, Question, Status
 
 MEANS = ("em", "cover_em", "f1", "searches", "sampled_tokens", "seconds")
-"""The figures of an episode that a question, and then a slice of questions, has means of."""
+"""The figures of an episode that are averaged per question and then per slice."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeScore:
-    """One episode; ``failures`` names its failed searches by kind, and a failed engine."""
+    """One episode; ``failures`` lists its failed searches by kind, and an engine failure."""
 
     em: float
     cover_em: float
@@ -50,8 +50,9 @@ class EpisodeScore:
 class QuestionScore:
     """One question in one arm: means over its K episodes (``num_samples``).
 
-    ``digest`` tells two questions with the same id apart; ``num_hops`` is None where the source
-    does not say; ``pass_at`` is pass@k on exact match for k = 2, 4, 8, ... and K (none for K = 1).
+    ``digest`` distinguishes two questions with the same id; ``num_hops`` is None if the source does
+    not provide it; ``pass_at`` is pass@k on exact match for k = 2, 4, 8, ... and K (none for K =
+    1).
     """
 
     question_id: str
@@ -97,7 +98,7 @@ def scores_of(episodes: Iterable[Episode]) -> list[QuestionScore]:
 
 
 def ks_of(num_samples: int) -> list[int]:
-    """The k for which pass@k is given: powers of two below the number of samples, and that number.
+    """The k to report pass@k for: powers of two below the number of samples, and that number.
 
     >>> ks_of(1), ks_of(2), ks_of(10)
     ([], [2], [2, 4, 8, 10])
@@ -114,12 +115,14 @@ def digest_of(question: Question) -> str:
 
 def part_of(episode: Episode, name: str) -> float:
     assert episode.reward is not None, f"the episode of {episode.question.id} has not been scored"
-    assert name in episode.reward.parts, f"the reward of {episode.question.id} has no part {name}"
+    assert name in episode.reward.parts, (
+        f"the reward of {episode.question.id} has no component {name}"
+    )
     return episode.reward.parts[name]
 
 
 def gold_recall(episode: Episode) -> float | None:
-    """Share of the question's gold passages that were found; None if the question names none."""
+    """The share of the question's gold passages that were found; None if it has none."""
     gold = set(episode.question.gold_passage_ids)
     if not gold:
         return None

@@ -1,9 +1,9 @@
-"""Chooses the questions to evaluate: a part with the same shares as the whole file.
+"""Chooses the questions to evaluate: a subset with the same proportions as the whole file.
 
-A file of several sets begins with thousands of questions of the first set, so its beginning is no
-sample of the whole. Here each stratum (data source and number of hops) is shuffled, and the strata
-are interleaved, so that every beginning of the list is a stratified sample. A smaller part is
-contained in a larger one, and an evaluation that is asked for more plays only the new questions.
+A file of several sets begins with thousands of questions of the first set, so its beginning is not
+representative. Here each stratum (data source and number of hops) is shuffled, and the strata are
+interleaved, so that every prefix of the list is a stratified sample. A smaller subset is contained
+in a larger one, so an extended evaluation plays only the new questions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def questions_to_evaluate(config: RunConfig) -> list[Question]:
 
 
 def training_subset(questions: Sequence[Question], config: RunConfig) -> list[Question]:
-    """The part of these that is evaluated every ``evaluation.every`` steps of training."""
+    """The subset of these questions to evaluate every ``evaluation.every`` steps of training."""
     settings = config.evaluation
     return stratified(questions, settings.num_training_questions, settings.subset_seed)
 
@@ -37,11 +37,12 @@ def training_subset(questions: Sequence[Question], config: RunConfig) -> list[Qu
 def stratified(questions: Sequence[Question], size: int | None, seed: int | None) -> list[Question]:
     """At most ``size`` questions in which each stratum has its share, to within one question.
 
-    Question r of the n of a stratum stands at (r + 1/2) / n of the way; the list in that order is
-    cut. The result is in file order. ``seed`` None takes the first of each stratum instead of a
-    random part.
+    Question r of the n of a stratum gets the position (r + 1/2) / n, and the list in that order is
+    truncated. The result is in file order. ``seed`` None takes the first of each stratum instead of
+    random ones.
 
-    A file of six easy questions (e) and three hard ones (h), cut to three, gives two and one::
+    A file of six easy questions (e) and three hard ones (h), truncated to three, gives two and
+    one::
 
         place   1/12 1/6 3/12 5/12 1/2 7/12 9/12 5/6 11/12
         kind     e    h   e    e    h   e    e    h   e

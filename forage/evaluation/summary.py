@@ -1,7 +1,7 @@
 """The figures of an evaluation, with intervals, by arm, data source and number of hops.
 
-``QuestionScore`` rows go in, an ``EvaluationSummary`` comes out, for the file of figures, tables
-and reports. Nothing here plays, scores or reads files.
+It turns ``QuestionScore`` rows into an ``EvaluationSummary``, for the file of figures, tables and
+reports. Nothing here plays, scores or reads files.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from forage.evaluation.scores import MEANS, QuestionScore
 ListedInterval = Annotated[
     Interval, PlainSerializer(astuple), PlainValidator(lambda row: Interval(*map(float, row)))
 ]
-"""An interval that JSON holds as ``[mean, low, high]``."""
+"""An interval that JSON stores as ``[mean, low, high]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceSummary:
     """Figures over some questions, each the mean of its samples.
 
-    ``searches`` and ``sampled_tokens`` are those of an episode, ``seconds`` its time from the first
-    token to the end, waits included. ``answered`` is a share. ``gold_recall`` is the share of a
-    question's gold passages that some search of the episode returned, over the questions that name
-    any (None where none does). ``pass_at`` is pass@k on exact match by k, where questions were
-    sampled more than once; ``em`` and the rest are then avg@k. ``failures`` counts failed searches
-    by kind, and episodes that the engine failed under ``engine_failed``.
+    ``searches`` and ``sampled_tokens`` are per episode, ``seconds`` its time from the first token
+    to the end, including waits. ``answered`` is a share. ``gold_recall`` is the share of a
+    question's gold passages that some search of the episode returned, over the questions that have
+    any (None if none has). ``pass_at`` is pass@k on exact match by k if questions were sampled more
+    than once; ``em`` and the rest are then avg@k. ``failures`` counts failed searches by kind, and
+    engine failures under ``engine_failed``.
     """
 
     num_questions: int
@@ -81,7 +81,7 @@ class ArmSummary:
 
     @property
     def headline(self) -> Interval:
-        """Exact match as published tables give it: the mean of sources, where there are several."""
+        """Exact match as published tables report it: the mean of sources if there are several."""
         return self.overall.em if self.macro is None else self.macro.em
 
 
@@ -133,7 +133,7 @@ def summarise(
 
 
 def source_metrics(scores: Sequence[QuestionScore]) -> dict[str, float]:
-    """Exact match by data source and the plain mean; nothing for a single source."""
+    """Exact match by data source and the plain mean; {} for a single source."""
     by_source: dict[str, list[float]] = {}
     for score in scores:
         by_source.setdefault(score.source, []).append(score.em)
@@ -198,7 +198,7 @@ def _macro(
 ) -> MacroAverage | None:
     if len(by_source) < 2:
         return None
-    # Seeds of their own: sources that shared one would be resampled alike where sizes are equal.
+    # Separate seeds: with one seed, sources of equal size would be resampled identically.
     parts = [
         _resample(scores, num_resamples, seed + 1 + number, _MACRO_COLUMNS)
         for number, scores in enumerate(by_source.values())

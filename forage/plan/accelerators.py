@@ -1,10 +1,10 @@
 """Hardware by name: ``4x8xH100-80GB`` is four machines of eight GPUs of 80 GB.
 
-The figures of each GPU are its maker's: arithmetic in bfloat16 without sparsity, with sums in
-float32; arithmetic in float32 (not TF32, which torch leaves off); and the bandwidth of its memory.
-A memory of 80 GB counts as 80e9 bytes; what a GPU has above that (an H100 has 85.5e9) is left to
-the CUDA context and to fragmentation. An A10, an L4 and an L40S keep a part for error correction
-and show 24.1e9 and 48.3e9 bytes, so that 2 GB less are counted of each.
+The figures of each GPU are its maker's: arithmetic in bfloat16 without sparsity, accumulated in
+float32; arithmetic in float32 (not TF32, which torch leaves off); and memory bandwidth. A memory of
+80 GB counts as 80e9 bytes; what a GPU has beyond that (an H100 has 85.5e9) is left to the CUDA
+context and to fragmentation. An A10, an L4 and an L40S reserve some for error correction and report
+24.1e9 and 48.3e9 bytes, so 2 GB less are counted for each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forage.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One GPU: GB that a run may take, and its peaks in bfloat16, in float32 and of its memory."""
+    """One GPU: usable GB, and its peaks in bfloat16, float32 and memory bandwidth."""
 
     memory_gb: int
     teraflops: float
@@ -25,13 +25,13 @@ class Accelerator:
     terabytes_per_s: float
 
     def flops_in(self, dtype: str) -> float:
-        """Operations a second at the peak of a type."""
+        """Peak operations per second in a type."""
         return 1e12 * (self.float32_teraflops if dtype == "float32" else self.teraflops)
 
 
 # NVIDIA's data sheets: "A10 Tensor Core GPU", "L4", "L40S", "A100 80GB" (and 40GB), "H100" (SXM),
 # "H200" (SXM), "Blackwell" (a GPU of the HGX B200), and the white paper of the Ada architecture for
-# the RTX 4090. The H20 has no public sheet: its figures are those that its sellers print.
+# the RTX 4090. The H20 has no public sheet: its figures are those its sellers print.
 ACCELERATORS = {
     "A10-24GB": Accelerator(22, 125, 31.2, 0.6),
     "L4-24GB": Accelerator(22, 121, 30.3, 0.3),
@@ -44,7 +44,7 @@ ACCELERATORS = {
     "H200-141GB": Accelerator(141, 989, 67, 4.8),
     "B200-180GB": Accelerator(180, 2250, 75, 8.0),
 }
-"""The GPUs that a plan knows, by name and memory."""
+"""The GPUs that plans support, by name and memory."""
 
 _SPELLING = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<name>[a-z]\w*(?:-\w+)?)", re.I)
 
@@ -76,7 +76,7 @@ class Hardware:
 
 
 def parse_hardware(text: str) -> Hardware:
-    """``[MACHINESx]GPUSxNAME[-MEMORY]``; raises ``UserError`` with the names that are known.
+    """``[MACHINESx]GPUSxNAME[-MEMORY]``; raises ``UserError`` with the known names.
 
     >>> parse_hardware("2x8xh200").num_gpus
     16
@@ -86,16 +86,16 @@ def parse_hardware(text: str) -> Hardware:
     if match is None:
         raise UserError(
             f"--hardware is {text!r}: write [MACHINESx]GPUSxNAME, such as 8xH100-80GB or "
-            f"4x8xH100-80GB; known are {known}"
+            f"4x8xH100-80GB; known GPUs: {known}"
         )
     num_nodes, gpus_per_node = int(match["nodes"] or 1), int(match["gpus"])
     if not num_nodes or not gpus_per_node:
-        raise UserError(f"--hardware is {text!r}: there has to be one machine and one GPU at least")
+        raise UserError(f"--hardware is {text!r}: name at least one machine and one GPU")
     asked = match["name"].lower()
     names = [n for n in ACCELERATORS if asked in (n.lower(), n.rpartition("-")[0].lower())]
     if not names:
         raise UserError(
-            f"--hardware names {match['name']!r}, which is not known; known are {known}"
+            f"--hardware names {match['name']!r}, which is unknown; known GPUs: {known}"
         )
     if len(names) > 1:
         raise UserError(

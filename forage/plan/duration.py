@@ -1,13 +1,13 @@
-"""How long a run would take on named hardware: arithmetic over peaks and stated shares of them.
+"""How long a run would take on named hardware: peak figures times assumed shares of them.
 
-Decoding reads the weights and the keys and values of all episodes once a token, so its floor is
-bytes over bandwidth. A pass multiplies each weight with each token, 2 operations
+Decoding reads the weights and the keys and values of all episodes once per token, so it takes at
+least bytes / bandwidth. A pass multiplies each weight with each token, 2 operations
 (https://arxiv.org/abs/2001.08361, section 2.1), and in each layer each query with the keys before
-it, and what comes of that with their values: 4 x heads x head size x keys
+it, and the result with their values: 4 x heads x head size x keys
 (https://arxiv.org/abs/2204.02311, appendix B), of which causal attention needs half
-(https://arxiv.org/abs/2307.08691, section 4.1). Learning takes three passes, one more where
-activations are computed again, and one for each that only scores (old policy, reference). The peak
-is that of the type in which is multiplied. Each share below is an assumption that the plan prints.
+(https://arxiv.org/abs/2307.08691, section 4.1). Learning takes three passes, one more if
+activations are recomputed, and one for each model that only scores (old policy, reference). The
+peak is that of the arithmetic's type. Each share below is an assumption that the plan prints.
 """
 
 from __future__ import annotations
@@ -23,25 +23,32 @@ from forage.plan.memory_parts import learnt_numbers
 from forage.training.model_size import BYTES, ModelSize
 
 LENGTH_SHARE = 0.4
-"""The length of a usual episode, of ``environment.max_tokens``."""
+"""A typical episode's length, as a share of ``environment.max_tokens``."""
 SAMPLED_SHARE = 0.4
-"""The sampled tokens of an episode; the rest is its prompt and what it was shown."""
+"""The sampled share of an episode's tokens; the rest are prompt and observations."""
 DECODE_SHARE = 0.5
-"""The speed of decoding, of what the bandwidth of the memory allows."""
+"""The speed of decoding, as a share of what memory bandwidth allows."""
 LEARN_SHARE = 0.3
-"""The arithmetic of learning and of prefill, of the GPU's peak."""
+"""The speed of learning and of prefill, as a share of the GPU's peak."""
 GPU_BYTES_PER_S = 10e9
-"""The speed at which weights reach servers with GPUs of their own, by NCCL: what others publish
-lies between 3 GB/s (verl, 7B in 5.5 s) and 28 GB/s (TRL, 32B in 2.3 s)."""
+"""The speed at which weights reach servers on separate GPUs, by NCCL.
+
+Published values lie between 3 GB/s (verl, 7B in 5.5 s) and 28 GB/s (TRL, 32B in 2.3 s).
+"""
 HOST_BYTES_PER_S = 0.25e9
-"""And through host memory or files: 1.98 GB in 7.2 and 8.2 s, two ranks over gloo on two cores
-(benchmarks/scale.md). It has not been measured on more cores, which do more."""
+"""The same through host memory or files: 1.98 GB took 7.2 and 8.2 s with two gloo ranks.
+
+That was on two cores (benchmarks/scale.md); it has not been measured on more, which are faster.
+"""
 PUBLISHED_RATIOS = {"verl, 8 x H20": 0.36, "RLinf, 8 x H100": 1.22, "SkyRL, 8 x H100": 3.5}
-"""Published steps of 3B over sampling and learning here: 185 s for 2,560 episodes (27 h less six
-evaluations of 6,000 s, over 331 steps), 86 s for 2,048, 305 s for 2,560. Above 1 most of it is
-search and orchestration; below it episodes are shorter, and an H20 reaches more of its peak."""
+"""Published step times of 3B models relative to our sampling and learning estimates.
+
+185 s for 2,560 episodes (27 h minus six evaluations of 6,000 s, over 331 steps), 86 s for 2,048,
+305 s for 2,560. Above 1 most of it is search and orchestration; below 1 episodes are shorter, and
+an H20 reaches more of its peak.
+"""
 TAIL = 1.3
-"""The longer wait for the last episodes of a step, when few are left to decode."""
+"""Extra time for the last episodes of a step, when few are left to decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class Duration:
 
     @property
     def step_s(self) -> float:
-        """One step; with staleness, sampling and learning go on at the same time."""
+        """One step; with staleness, sampling and learning overlap."""
         phases = (self.sampling_s, self.learning_s)
         return (max(phases) if self.overlaps else sum(phases)) + self.publishing_s
 
@@ -73,7 +80,7 @@ class Duration:
 def estimate_duration(
     config: RunConfig, model: ModelSize, num_episodes: int, hardware: Hardware
 ) -> Duration:
-    """The time of a run whose steps play ``num_episodes`` episodes each."""
+    """The time of a run with ``num_episodes`` episodes per step."""
     tokens = num_episodes * num_contexts(config) * LENGTH_SHARE * config.environment.max_tokens
     evaluation = config.evaluation
     num_times = config.trainer.num_steps // evaluation.every if evaluation.every else 0
@@ -101,7 +108,7 @@ def estimate_duration(
 def sampling_seconds(
     config: RunConfig, model: ModelSize, num_episodes: int, hardware: Hardware
 ) -> float:
-    """The time to play so many episodes: decoding, and the prefill of what is not sampled."""
+    """The time to play this many episodes: decoding, and the prefill of unsampled tokens."""
     tensor_parallel = config.placement.engine.tensor_parallel
     num_engines, dtype = config.placement.num_engines, sampling_dtype(config)
     length = LENGTH_SHARE * config.environment.max_tokens
@@ -118,21 +125,21 @@ def sampling_seconds(
 
 
 def _num_in_flight(config: RunConfig) -> int:
-    """Episodes that decode at the same time, in all engines together."""
+    """Episodes decoding at the same time, in all engines together."""
     asked = config.rollout.max_concurrent_episodes
     is_served = config.placement.has_server
     return asked if is_served else min(asked, config.rollout.engine.num_slots)
 
 
 def published_bytes(config: RunConfig, model: ModelSize) -> int:
-    """What travels after a step: the weights in the servers' type, or adapters alone.
+    """What is sent after a step: the weights in the servers' type, or only the adapters.
 
-    Files have the trainer's.
+    Files are in the trainer's type.
     """
     placement = config.placement
     engine = placement.engine
     if engine.kind == "torch" and placement.num_ranks is None:
-        return 0  # the engine samples with the trainer's own
+        return 0  # the engine shares the trainer's weights
     if engine.kind == "vllm" and engine.transfer == "adapters":
         learnt = learnt_numbers(config, model)
         return learnt.count * learnt.size
@@ -142,7 +149,7 @@ def published_bytes(config: RunConfig, model: ModelSize) -> int:
 
 
 def publishing_speed(config: RunConfig) -> float:
-    """Bytes a second: NCCL joins no two processes on one GPU, so what shares takes another way."""
+    """Bytes per second; servers that share the trainer's GPUs cannot use NCCL."""
     engine = config.placement.engine
     is_apart = config.placement.own_gpus > 0 or (bool(engine.urls) and not engine.offload)
     is_grouped = engine.kind != "torch" and engine.transfer == "group"
@@ -150,15 +157,17 @@ def publishing_speed(config: RunConfig) -> float:
 
 
 def num_contexts(config: RunConfig) -> int:
-    """The most contexts of an episode: one begins with each result that archives another."""
+    """The maximum number of contexts in an episode: each result that archives another starts
+    one.
+    """
     kept = config.environment.keep_observations
     return 1 if kept is None else 1 + config.environment.max_turns - kept
 
 
 def pass_operations(model: ModelSize, length: float) -> float:
-    """Operations a token of a forward pass over sequences of ``length`` tokens.
+    """Operations per token of a forward pass over sequences of ``length`` tokens.
 
-    A query has half of them before it: ten thousand tokens add a quarter for Qwen2.5-3B.
+    On average half of the tokens precede a query: ten thousand tokens add a quarter for Qwen2.5-3B.
     """
     attention = 4 * model.num_heads * model.head_dim * length / 2
     return 2 * model.num_multiplied + model.num_layers * attention
@@ -175,40 +184,40 @@ def learning_operations(config: RunConfig, model: ModelSize, num_tokens: float) 
     num_scorings += algorithm.critic is not None
     num_scorings += algorithm.advantage.reads_energies
     if (gain := algorithm.information_gain) is not None:
-        # Each call is asked about behind a part of the episode, half of it on average.
+        # The belief after each call needs a pass over part of the episode, half of it on average.
         num_scorings += (1 + gain.num_others) * config.environment.max_turns / 2
     return num_lessons * a_lesson + num_scorings * a_pass
 
 
 def assumptions(config: RunConfig) -> Iterator[str]:
-    """What the hours rest on, a sentence each."""
+    """The assumptions behind the hours, one sentence each."""
     length = round(LENGTH_SHARE * config.environment.max_tokens)
     num = num_contexts(config)
-    many = f"; it has {num} contexts of this length, and each is learnt" if num > 1 else ""
+    many = f"; it has {num} contexts of this length, and each is trained on" if num > 1 else ""
     yield (
         f"an episode has {length:,} tokens ({LENGTH_SHARE:.0%} of environment.max_tokens), "
         f"{SAMPLED_SHARE:.0%} of them sampled{many}"
     )
     placement = config.placement
     yield (
-        f"decoding at {DECODE_SHARE:.0%} of what the memory's bandwidth allows, in "
+        f"decoding runs at {DECODE_SHARE:.0%} of what the memory's bandwidth allows, in "
         f"{sampling_dtype(config)}; learning at {LEARN_SHARE:.0%} of the GPU's peak in "
         f"{placement.arithmetic_of(config.model)}; waiting for the last episodes of a step adds "
         f"{TAIL - 1:.0%}"
     )
     speed = publishing_speed(config)
     how = "from GPU to GPU" if speed == GPU_BYTES_PER_S else "through host memory or files"
-    measured = "" if speed == GPU_BYTES_PER_S else ", as was measured on two cores"
+    measured = "" if speed == GPU_BYTES_PER_S else ", as measured on two cores"
     yield (
         f"weights reach the engines {how} at {speed / 1e9:g} GB/s{measured}; a faster way "
-        "shortens the hours of publishing in proportion"
+        "shortens publishing in proportion"
     )
     ratios = ", ".join(f"{ratio:g} ({who})" for who, ratio in PUBLISHED_RATIOS.items())
     yield (
-        "searches are answered while other episodes are decoded; published steps of 3B took so "
-        f"many times what sampling and learning take here: {ratios}"
+        "searches are answered while other episodes are decoded; published steps of 3B models took "
+        f"these multiples of the sampling and learning times here: {ratios}"
     )
     evaluation = config.evaluation
     is_evaluated = evaluation.at_end or (evaluation.every and not evaluation.num_training_questions)
     if is_evaluated and not evaluation.num_questions:
-        yield "evaluations are left out: the number of test questions is not set"
+        yield "evaluations are not included, because the number of test questions is not set"

@@ -1,8 +1,8 @@
-"""The memory of what samples: the engine in this process, or servers with weights of their own.
+"""The memory for sampling: the in-process engine, or servers with their own weights.
 
 A server keeps weights, keys and values in one type (``PlacementConfig.dtype_of_servers``). Servers
-that are named by ``placement.engine.urls`` hold nothing on the trainer's GPUs, unless they take
-turns with it there (``placement.engine.offload``).
+named by ``placement.engine.urls`` use no memory on the trainer's GPUs, unless they take turns with
+it there (``placement.engine.offload``).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from forage.training.model_size import BYTES, ModelSize
 
 
 def sampling_dtype(config: RunConfig) -> str:
-    """The type of the weights, keys and values that are read to sample."""
+    """The type of the weights, keys and values read for sampling."""
     model, placement = config.model, config.placement
     own = model.arithmetic or model.dtype
     return placement.dtype_of_servers(model) if placement.has_server else own
 
 
 def engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
-    """What the engine holds on a device that it samples on."""
+    """The engine's memory on a device that it samples on."""
     if config.placement.has_server:
         return _server_parts(config, model)
     size = BYTES[sampling_dtype(config)]
@@ -32,7 +32,7 @@ def engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     cache = MemoryPart(KV_CACHE, num_bytes, text, while_sampling=True)
     if config.placement.num_ranks is None:
         return [cache]
-    # Ranks hold parts: the engine samples with a copy of its own.
+    # Ranks have shards, so the engine samples with its own copy.
     text = f"{millions(model.num_parameters)} x {size} B, whole, on the first GPU"
     copy = MemoryPart("engine: weights", model.num_parameters * size, text, while_sampling=True)
     return [copy, cache]
@@ -43,13 +43,13 @@ def _server_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     engine, tensor_parallel = placement.engine, placement.engine.tensor_parallel
     if engine.urls and not engine.offload:
         return []
-    # A server that shares its GPUs in turn frees its memory while the trainer learns; one that has
-    # its own holds nothing on those of the trainer.
+    # A server that takes turns on its GPUs frees its memory while the trainer learns; one with its
+    # own GPUs uses nothing on the trainer's.
     stays = not engine.offload and not placement.own_gpus
     size = BYTES[sampling_dtype(config)]
     weights = ceil(model.num_parameters * size / tensor_parallel)
     whole = f"{millions(model.num_parameters)} x {size} B / {tensor_parallel} (tensor_parallel)"
-    # A GPU holds a key-value head at least: beyond their number they are repeated.
+    # A GPU has at least one key-value head: beyond their number they are repeated.
     num_parts = placement.num_engines * min(tensor_parallel, max(1, model.num_kv_heads))
     tokens = config.rollout.max_concurrent_episodes * config.environment.max_tokens
     per_token = model.kv_numbers_per_token
@@ -62,7 +62,7 @@ def _server_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
 
 
 def cache_tokens(config: RunConfig) -> int:
-    """Room for tokens in the slots of the in-process engine (``slots.py`` there)."""
+    """Token capacity of the in-process engine's slots (``slots.py`` there)."""
     engine = config.rollout.engine
     num_slots = round_up(engine.num_slots, engine.tile_rows)
     capacity = round_up(config.environment.max_tokens + engine.prefill_bucket, LENGTH_BUCKET)

@@ -1,14 +1,14 @@
-"""A run is made to fit this machine before it starts, and each of its phases again.
+"""Adapts a run to this machine's memory before it starts, and again before each phase.
 
-Settings that the recipe leaves open are chosen, and said: the size of micro-batches, how many a CPU
-learns at once, recomputation, and the slots of the in-process engine. They fit into a cautious
-share of the free memory, and a line says the peak that is expected. What is set stays while it
-fits: by the recipe, by the phase before, or by the run that is resumed. If it no longer does, what
-changes no result (``RESULTS_STAY``) shrinks, with a warning; otherwise an error names what would.
+It chooses, and logs, settings that the recipe leaves open: the size of micro-batches, how many a
+CPU processes at once, recomputation, and the slots of the in-process engine. They are to fit into a
+cautious share of the free memory, and a log line gives the expected peak. Settings from the recipe,
+the previous phase or the resumed run stay as long as they fit. Otherwise those that change no
+result (``RESULTS_STAY``) shrink, with a warning, or an error names what would have to change.
 
-How many micro-batches a CPU learns at once is measured on two layers of the model. One a core suits
-a model whose operations are short; one at a time, over all cores, a model whose weights and
-gradients fill the caches. Between them is what many cores want.
+How many micro-batches a CPU should process at once is measured on two layers of the model. One per
+core suits a model with short operations; one at a time, over all cores, a model whose weights and
+gradients fill the caches. Values in between suit machines with many cores.
 """
 
 from __future__ import annotations
@@ -58,20 +58,23 @@ CHOSEN = (
     "rollout.engine.num_slots",
     "model.gradient_checkpointing",
 )
-"""Keys that are chosen where a recipe leaves them out."""
+"""The keys that are chosen if a recipe leaves them out."""
 RESULTS_STAY = CHOSEN[:3]
-"""Those that change a result by rounding at most: they shrink even if the recipe sets them."""
+"""Those that change results only by rounding: they shrink even if the recipe sets them."""
 CAUTIOUS_SHARES = (0.5, 0.7)
-"""What may be planned of a machine's free memory, since other programs will want more; the second
-is for a run that cannot do with the first. What is set, and a GPU, may take ``LARGEST_SHARE``."""
+"""The shares of a machine's free memory to plan with, since other programs will need some.
+
+The second is for a run that does not fit into the first. Explicit settings, and a GPU, may use
+``LARGEST_SHARE``.
+"""
 Phase = Literal["training", "supervised", "evaluation"]
 _SMALL_MODEL = 10_000_000
-"""Below so many parameters, an operation is too short to be shared between cores."""
+"""Below this many parameters, an operation is too short to be shared between cores."""
 _NUM_TOKENS = 256
 _NUM_LAYERS = 2
 _ROUNDS = 3
 _WORTH = 0.95
-"""More at once take more memory, and have to be faster by a twentieth."""
+"""Larger numbers at once take more memory, so they must be a twentieth faster."""
 
 
 def fit_here(
@@ -80,11 +83,11 @@ def fit_here(
     earlier: Path | None = None,
     machine: Machine | None = None,
 ) -> RunConfig:
-    """``config`` with what its recipe leaves open chosen for ``machine`` (None: this one).
+    """``config`` with the settings its recipe leaves open chosen for ``machine`` (None: this one).
 
-    ``earlier`` is the ``config.yaml`` of a run that goes on, whose choices are kept. Raises
-    ``UserError`` if ``phase`` needs more memory than there is. Ranks and servers are left as they
-    are.
+    ``earlier`` is the ``config.yaml`` of a run being resumed, whose choices are kept. Raises
+    ``UserError`` if ``phase`` needs more memory than there is. Ranks and servers are left
+    unchanged.
     """
     size = None if _is_elsewhere(config) else measure(config.model.path)
     if size is None:
@@ -93,7 +96,7 @@ def fit_here(
     on_cpu = config.model.device == "cpu"
     chosen: list[str] = []
     if earlier is not None and earlier.is_file():
-        # Not as a whole config: functions that only the running program has are written there.
+        # Not parsed into a config: it may name functions that only the running program has.
         before = leaves(read_tree(earlier, (RunConfig,)))
         kept = [f"{key}={json.dumps(value)}" for key, value in before if is_open.get(key)]
         config = with_overrides(config, kept)
@@ -107,7 +110,7 @@ def fit_here(
             chosen.append(f"trainer.micro_batches_at_once={choose_at_once(config.model)}")
     fitted = with_overrides(config, chosen) if chosen else config
     if not on_cpu and machine is None and not has_gpu():
-        return config  # loading the model says so
+        return config  # loading the model reports it
     free = free_memory(config.model.device) if machine is None else machine.free_bytes(on_cpu)
     cores = num_cores() if machine is None else machine.num_cores
     peak = _peak_of(fitted, size, cores, phase)
@@ -123,17 +126,17 @@ def fit_here(
 
 
 def _say_plan(trainer: TrainerConfig, phase: Phase, at_once: int, peak: int, free: int) -> None:
-    """The line before a phase that learns: what it is expected to take."""
+    """Logs the expected peak before a phase that learns."""
     LOG.info(
-        "%s: a peak of %.2f GB is expected beside the program itself, %.2f GB of memory are free "
-        "(micro-batches of %d tokens, %d at a time)",
+        "%s: expecting a peak of %.2f GB in addition to the program itself, with %.2f GB of "
+        "memory free (micro-batches of %d tokens, %d at a time)",
         "the warm start" if phase == "supervised" else "training",
         *(peak / 1e9, free / 1e9, trainer.max_tokens_per_micro_batch, at_once),
     )
 
 
 def _as_learnt(config: RunConfig, phase: Phase) -> RunConfig:
-    """With the micro-batches of the phase: supervised learning has its own size."""
+    """The config with the phase's micro-batches: supervised learning has its own size."""
     if phase != "supervised":
         return config
     tokens = max(micro_batch_tokens(config.trainer), config.environment.max_tokens)
@@ -144,7 +147,7 @@ def _as_learnt(config: RunConfig, phase: Phase) -> RunConfig:
 def _peak_of(
     config: RunConfig, size: ModelSize, cores: int, phase: Phase
 ) -> Callable[[RunConfig], int]:
-    """The most that a phase takes at one moment, as a function of changed settings."""
+    """The peak memory of a phase, as a function of changed settings."""
     is_training = phase == "training"
     beside = measure_beside(config.algorithm, size) if is_training else BesideSizes()
 
@@ -158,17 +161,18 @@ def _peak_of(
 
 
 def _warn_of_bfloat16(size: ModelSize) -> None:
-    """Say before the run what it costs where the processor is slower in bfloat16.
+    """Warns before the run if bfloat16 is slow on this processor.
 
-    It has no arithmetic for it, or has AVX512's, which need not be faster, and no AMX.
+    It then has no arithmetic for it, or has AVX512's, which need not be faster, and no AMX.
     """
     rates = [matmul_rate(dtype) for dtype in ("float32", "bfloat16")]
     if rates[1] >= rates[0]:
         return
     plain, slow = (num_cores() * rate / (6 * size.num_parameters) for rate in rates)
     LOG.warning(
-        "bfloat16 is %.1f times as slow as float32 on this processor: learning at most about %.2g "
-        "tokens a second, where float32 learns %.2g; leave model.dtype and model.arithmetic out",
+        "bfloat16 is %.1f times slower than float32 on this processor: learning reaches at most "
+        "about %.2g tokens per second, but %.2g in float32; remove model.dtype and "
+        "model.arithmetic",
         rates[0] / rates[1],
         slow,
         plain,
@@ -176,18 +180,18 @@ def _warn_of_bfloat16(size: ModelSize) -> None:
 
 
 def _advise_bfloat16() -> None:
-    """Say before the run where its products could be much faster."""
+    """Advises bfloat16 before the run if its products could be much faster."""
     gain = bfloat16_gain()
     if gain >= WORTH_BFLOAT16:
         LOG.info(
-            "this processor multiplies %.1f times as fast in bfloat16 as in float32: "
-            "model.arithmetic=bfloat16 has it do so, and keeps the weights in float32",
+            "this processor multiplies %.1f times faster in bfloat16 than in float32: set "
+            "model.arithmetic=bfloat16 to use it and keep the weights in float32",
             gain,
         )
 
 
 def _is_elsewhere(config: RunConfig) -> bool:
-    """Whether memory is not that of one process here, or the model is no directory to measure."""
+    """Whether memory is not just this process's, or the model is not a local directory."""
     placement = config.placement
     if config.model.endpoint is not None:
         return True
@@ -201,7 +205,7 @@ def _changes(
     is_open: dict[str, bool],
     memory: int,
 ) -> Sequence[str]:
-    """Overrides after which the run fits into ``memory``; raises ``UserError``."""
+    """Overrides with which the run fits into ``memory``; raises ``UserError``."""
     search: Callable[..., list[str] | None] = changes_that_fit
     on_cpu = config.model.device == "cpu"
     most = int(LARGEST_SHARE * memory)
@@ -215,7 +219,7 @@ def _changes(
     changes = search(config, peak, most, lambda key: key in RESULTS_STAY or is_open.get(key, False))
     if changes is not None:
         LOG.warning(
-            "memory is short: %.2f GB would be needed and %.2f GB are free; taken instead: %s",
+            "memory is short: %.2f GB are needed and %.2f GB are free; using instead: %s",
             *(peak(config) / 1e9, memory / 1e9, " ".join(changes)),
         )
         return changes
@@ -223,18 +227,18 @@ def _changes(
     advice = (
         f"set {' '.join(changes)}"
         if changes
-        else "no setting of memory is enough: set environment.max_tokens lower, learn adapters "
-        "(model.lora={}), or take a smaller model"
+        else "no memory setting is enough: lower environment.max_tokens, train adapters "
+        "(model.lora={}), or use a smaller model"
     )
     where = "memory" if on_cpu else "GPU memory"
     raise UserError(
-        f"{peak(config) / 1e9:,.1f} GB of {where} are needed, and {most / 1e9:,.1f} GB may be "
-        f"taken of what is free here; {advice}"
+        f"{peak(config) / 1e9:,.1f} GB of {where} are needed, but only {most / 1e9:,.1f} GB of "
+        f"what is free here may be used; {advice}"
     )
 
 
 def _is_set(config: RunConfig, key: str) -> bool:
-    """Whether the recipe or an override names the key."""
+    """Whether the recipe or an override sets the key."""
     holder, *rest = config, *key.split(".")
     for name in rest[:-1]:
         if name not in holder.model_fields_set:
@@ -244,7 +248,9 @@ def _is_set(config: RunConfig, key: str) -> bool:
 
 
 def choose_at_once(config: ModelConfig) -> int:
-    """How many micro-batches of ``config.path`` to learn at a time: 1, 2, 4 ... or one a core."""
+    """How many micro-batches of ``config.path`` to process at a time: 1, 2, 4 ... or one per
+    core.
+    """
     most = num_cores()
     if most == 1:
         return 1
@@ -260,7 +266,7 @@ def choose_at_once(config: ModelConfig) -> int:
 
 
 def _two_layers(path: str) -> PreTrainedModel:
-    """Blocks of the model's shape with random weights, which are as fast as the learnt ones."""
+    """Two blocks of the model's shape with random weights, which are as fast as trained ones."""
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     config.num_hidden_layers = min(_NUM_LAYERS, config.num_hidden_layers)
     if getattr(config, "layer_types", None):

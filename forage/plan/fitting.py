@@ -1,7 +1,7 @@
 """Whether a recipe fits named hardware, and which settings would make it fit.
 
-The search for a change is greedy: the cheapest change that lowers the peak is taken until the
-recipe fits, then each that turns out not to be needed is dropped again.
+The search is greedy: it takes the cheapest change that lowers the peak until the recipe fits, then
+drops each change that turns out to be unnecessary.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from forage.plan.memory_parts import Memory
 
 _MOST_NODES = 64
 _LEAST_IN_FLIGHT = 8
-"""Fewer take as long for each token as one alone does: more machines are cheaper."""
+"""Fewer decode no faster per token than one alone: more machines are cheaper."""
 
 MemoryOf = Callable[[RunConfig], Memory]
-"""The memory of each device that a config takes."""
+"""The memory on each device that a config needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """``changes`` are overrides after which it fits; ``num_nodes`` machines where none do.
+    """``changes`` are overrides that make it fit; ``num_nodes`` the machines needed if none do.
 
     ``config`` is the recipe placed on the hardware by ``placement``, without the changes, and
-    ``proposed`` the one that fits, None where none is known.
+    ``proposed`` the one that fits, or None if none is known.
     """
 
     config: RunConfig
     hardware: Hardware
     memory: Memory
     placement: tuple[str, ...]
-    """Overrides that place the recipe on those machines, of ``num_nodes`` where it is set."""
+    """Overrides that place the recipe on the machines, ``num_nodes`` of them if set."""
     proposed: RunConfig | None = None
     changes: tuple[str, ...] = ()
     changed_memory: Memory | None = None
@@ -45,7 +45,7 @@ class Fit:
 
     @property
     def changed_bytes(self) -> int | None:
-        """The peak with the changes; None where none do."""
+        """The peak with the changes; None if no changes make it fit."""
         return None if self.changed_memory is None else self.changed_memory.peak_bytes
 
     @property
@@ -54,7 +54,7 @@ class Fit:
 
 
 def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit:
-    """The verdict on a recipe; raises ``UserError`` where it cannot be placed there at all."""
+    """The verdict on a recipe; raises ``UserError`` if it cannot be placed there at all."""
     placement = _placement(config, hardware, hardware.num_nodes)
     placed = with_overrides(config, placement)
     memory, room = memory_of(placed), hardware.gpu_bytes
@@ -86,7 +86,7 @@ def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit
 
 
 def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:
-    """The hardware of least memory in all that holds ``config`` with no other setting changed."""
+    """The hardware with the least total memory that fits ``config`` without other changes."""
     kinds = [
         Hardware(num_nodes, gpus, name, gpu)
         for name, gpu in ACCELERATORS.items()
@@ -96,7 +96,7 @@ def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:
         try:
             placed = with_overrides(config, _placement(config, hardware, hardware.num_nodes))
             peak = memory_of(placed).peak_bytes
-        except UserError:  # the recipe cannot be cut over so many
+        except UserError:  # the recipe cannot be split over this many
             continue
         if peak <= hardware.gpu_bytes:
             nodes = f"{hardware.num_nodes}x" if hardware.num_nodes > 1 else ""
@@ -105,7 +105,7 @@ def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:
 
 
 def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[str]:
-    """The recipe on so many machines; an engine is cut over no more GPUs than one of them has."""
+    """The recipe on this many machines; an engine is split over at most one machine's GPUs."""
     placement, gpus = config.placement, hardware.gpus_per_node
     wanted: dict[str, int | str] = {
         "model.device": "cuda",
@@ -122,7 +122,7 @@ def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[st
 
 
 def _learning_on_one_gpu(placement: PlacementConfig) -> dict[str, int | str]:
-    """One process learns; beside a server, as one rank, whose states may rest in host memory."""
+    """One process learns; with a server, as one rank, whose state may be offloaded to the host."""
     if placement.num_ranks is None:
         return {}
     if not placement.has_server and placement.num_gpus > 1:
@@ -137,7 +137,7 @@ def changes_that_fit(
     room: int,
     may_change: Callable[[str], bool] = lambda _: True,
 ) -> list[str] | None:
-    """Overrides after which the peak is within ``room``; None where none are found."""
+    """Overrides that bring the peak within ``room``; None if none are found."""
     taken: dict[str, str] = {}
 
     def peak(changes: dict[str, str]) -> int:
@@ -152,14 +152,14 @@ def changes_that_fit(
             changed = {**taken, key: value}
             try:
                 lower = peak(changed)
-            except UserError:  # this change contradicts another setting of the recipe
+            except UserError:  # this change contradicts another setting
                 continue
             if lower < now:
                 taken, now = changed, lower
                 break
         else:
             return None
-    for key in reversed(list(taken)):  # the dearest first
+    for key in reversed(list(taken)):  # the most expensive first
         without = {name: value for name, value in taken.items() if name != key}
         if peak(without) <= room:
             taken = without
@@ -191,7 +191,7 @@ def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, st
 
 
 def _in_host_memory(placement: PlacementConfig) -> Iterator[tuple[str, str]]:
-    """The trainer's states, in turn with servers where these share its GPUs."""
+    """The trainer's state in host memory, in turn with servers if they share its GPUs."""
     if placement.engine.offload:
         return
     if placement.has_server and not placement.own_gpus and not placement.engine.urls:
@@ -201,7 +201,7 @@ def _in_host_memory(placement: PlacementConfig) -> Iterator[tuple[str, str]]:
 
 
 def _sequences_cut(placement: PlacementConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Sequences cut over more ranks; numbers that do not divide the heads are refused later."""
+    """Sequences split over more ranks; numbers that do not divide the heads are refused later."""
     key = "placement.trainer.sequence_parallel"
     now = int(taken.get(key, placement.trainer.sequence_parallel))
     most = (placement.num_ranks or 1) // placement.trainer.tensor_parallel
@@ -209,7 +209,7 @@ def _sequences_cut(placement: PlacementConfig, taken: dict[str, str]) -> Iterato
 
 
 def _cheaper_on_cpu(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """What costs a CPU no time, and then what costs it least: fewer slots of the engine."""
+    """Changes that cost a CPU no time, then the one that costs it least: fewer engine slots."""
     key = "trainer.micro_batches_at_once"
     if int(taken.get(key, config.trainer.micro_batches_at_once or 0)) != 1:
         yield key, "1"

@@ -1,6 +1,7 @@
-"""What a machine has for a run, and what the run needs on it: the model, questions, corpora.
+"""What a machine provides, and what a run needs on it: the model, questions, corpora.
 
-It looks at this machine and at the tables of published files, asks nobody, and changes nothing.
+It inspects this machine and the tables of published files; it contacts no server and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Machine:
     packages: frozenset[str] = frozenset()
 
     def free_bytes(self, on_cpu: bool) -> int:
-        """The memory that a run may take there."""
+        """The memory that a run may use there."""
         return self.memory_bytes if on_cpu else min(self.gpu_bytes)
 
     def describe(self) -> str:
@@ -45,7 +46,7 @@ class Machine:
 
 
 def look_at_machine(directory: Path) -> Machine:
-    """This machine as it is now; free disk is that of ``directory``."""
+    """This machine's current state; free disk is that of ``directory``."""
     import torch
 
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -65,10 +66,10 @@ def look_at_machine(directory: Path) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One thing that a run reads; ``command`` fetches it, "" where none has to be run.
+    """One thing that a run reads; ``command`` fetches it, "" if no command is needed.
 
-    ``num_bytes`` is still to be downloaded: 0 where it is here, None where no size is published.
-    ``blocks`` is true where training cannot start before the command has run.
+    ``num_bytes`` is still to be downloaded: 0 if it is here, None if no size is published.
+    ``blocks`` is true if training cannot start before the command has run.
     """
 
     what: str
@@ -83,7 +84,7 @@ def needs(
 ) -> list[Need]:
     """Everything that a run reads, in the order in which a user would fetch it.
 
-    ``model`` and ``beside`` are the sizes of the policy and of the models beside it, where known.
+    ``model`` and ``beside`` are the sizes of the policy and of its auxiliary models, if known.
     """
     algorithm, data, beside = config.algorithm, config.data, beside or BesideSizes()
     sizes = {config.model.path: model}
@@ -101,7 +102,7 @@ def needs(
 
 
 def num_train_questions(config: RunConfig) -> int | None:
-    """The published number of questions of ``data.train_sets``; None where it is not known."""
+    """The published number of questions of ``data.train_sets``; None if unknown."""
     total = 0
     for name in names_of(",".join(config.data.train_sets)) if config.data.train_sets else ():
         counts = published(name, "train").counts
@@ -121,7 +122,7 @@ def _model(path: str, size: ModelSize | None) -> Need:
 
 
 def _is_cached(hub_id: str) -> bool:
-    """Whether the weights of a hub id lie in the cache, in one file or in several."""
+    """Whether the weights of a hub id are in the cache, in one file or in several."""
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import cached_file
 
@@ -129,7 +130,7 @@ def _is_cached(hub_id: str) -> bool:
         try:
             if cached_file(hub_id, name, local_files_only=True) is not None:
                 return True
-        except OSError:  # raised by transformers for a file that is not in the cache
+        except OSError:  # raised by transformers if the file is not cached
             continue
     return False
 
@@ -141,7 +142,7 @@ def _questions(
     if path.exists():
         return Need(what, f"on this machine, {path.stat().st_size / 1e6:,.1f} MB", 0)
     if not sets:
-        return Need(what, "not on this machine, and no source is named", None, blocks=blocks)
+        return Need(what, "not on this machine, and no source is known", None, blocks=blocks)
     parts = [published(name, split) for name in names_of(",".join(sets))]
     hubs = ", ".join(dict.fromkeys(part.hub_id for part in parts))
     count = sum(sum(part.counts.values()) for part in parts)

@@ -3,27 +3,27 @@
 Weights, gradients and AdamW's two moments, sharded over the GPUs: ZeRO, stage 3
 (https://arxiv.org/abs/1910.02054, section 3). Activations and engines have files of their own.
 
-With adapters (``model.lora``; https://arxiv.org/abs/2106.09685, section 4.2) the weights N are
-frozen in ``model.dtype`` of b bytes. Only the A numbers of the adapters are trained, rank x
-(inputs + outputs) for each layer that has one, in float32 whatever ``model.dtype`` is::
+With adapters (``model.lora``; https://arxiv.org/abs/2106.09685, section 4.2) the N weights are
+frozen in ``model.dtype`` of b bytes. Only the adapters' A numbers are trained, rank x (inputs +
+outputs) for each layer that has one, in float32 whatever ``model.dtype`` is::
 
-    without adapters: weights N b, optimizer 2 N b, gradients (a set) N b
-    with adapters:    weights N b + 4 A, optimizer 2 x 4 A, gradients (a set) 4 A
+    without adapters: weights N b, optimizer 2 N b, gradients (per set) N b
+    with adapters:    weights N b + 4 A, optimizer 2 x 4 A, gradients (per set) 4 A
                       activations of a token: rank x 4 more for each adapter, and below float32 a
                       float32 copy of its input
 
-In one process a reference that is the start of the run, and a critic made of it, share these
-weights; of ranks each has its own part of a copy of them. For Qwen2.5-7B in bfloat16 with rank 16
-beside every layer, N b = 15.23 GB and A = 40.4 M: 0.16 GB of adapters and 0.32 GB of moments
-replace 30.46 GB of moments.
+In one process a reference that is the run's starting point, and a critic made from it, share these
+weights; each rank has its own shard of a copy of them. For Qwen2.5-7B in bfloat16 with rank 16 on
+every layer, N b = 15.23 GB and A = 40.4 M: 0.16 GB of adapters and 0.32 GB of moments replace 30.46
+GB of moments.
 
-Tensor parallelism cuts the matrices of the blocks: embedding, head and adapters are whole on each
-of its ranks (``training/ranks/tensor_parallel.py``; one half of an adapter is cut, which is not
-counted). Ranks gather a block's weights while they use them, and meanwhile those of the next one;
-the embedding and the head are gathered all the while. The gradients of a block are whole until they
-are summed over the ranks, those of the head for the whole backward pass.
+Tensor parallelism splits the matrices of the blocks: embedding, head and adapters are whole on each
+of its ranks (``training/ranks/tensor_parallel.py``; one half of an adapter is split, which is not
+counted). Ranks gather a block's weights while they use them, and prefetch those of the next one;
+the embedding and the head stay gathered throughout. A block's gradients are whole until they are
+summed over the ranks, the head's for the whole backward pass.
 
-Left out: the CUDA context and fragmentation (1 to 3 GB a GPU).
+Not included: the CUDA context and fragmentation (1 to 3 GB per GPU).
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ _MOMENTS = 2
 
 
 def plan_memory(config: RunConfig, model: ModelSize, beside: BesideSizes, num_cores: int) -> Memory:
-    """Memory of each device; a CPU may learn a micro-batch on each core.
+    """The memory of each device; a CPU may process one micro-batch per core.
 
-    A reference of unknown size is taken to be as large as the policy, whose family it is of.
+    A reference of unknown size is assumed to be as large as the policy, which is of the same
+    family.
     """
     on_cpu = config.model.device == "cpu"
     num_at_once = (config.trainer.micro_batches_at_once or num_cores) if on_cpu else 1
@@ -70,13 +71,13 @@ def plan_memory(config: RunConfig, model: ModelSize, beside: BesideSizes, num_co
 
 
 def _copy_for_a_checkpoint(config: RunConfig, parts: Sequence[MemoryPart]) -> MemoryPart:
-    """What is copied into host memory, and written from there while training goes on."""
+    """What is copied into host memory, and written from there while training continues."""
     learnt = {"weights", "optimizer (AdamW)", "critic: weights", "critic: optimizer"}
     if config.model.lora is not None:
         learnt = learnt - {"weights"} | {"adapters"}
     num_bytes = sum(part.num_bytes for part in parts if part.name in learnt)
     on_gpu = config.model.device != "cpu"
-    text = "what is learnt, with its moments (trainer.checkpoint_in_background)"
+    text = "trained weights and moments (trainer.checkpoint_in_background)"
     return MemoryPart("copy for a checkpoint", num_bytes, text, not on_gpu, not on_gpu, on_gpu)
 
 
@@ -129,7 +130,7 @@ def _trainer_states(config: RunConfig, model: ModelSize, beside: BesideSizes) ->
 
 
 def _uncut(numbers: Numbers, num_parts: int, tensor_parallel: int) -> str:
-    """How the page says that some of the numbers are cut into fewer parts."""
+    """The plan's note that some of the numbers are split into fewer parts."""
     if tensor_parallel == 1:
         return ""
     return f", {millions(numbers.uncut)} of them / {num_parts // tensor_parallel}"
@@ -168,26 +169,26 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
         parts.append(MemoryPart("heap", kept, text))
     if placement.num_ranks is not None:
         parts += _gathered(config, model)
-    if trainer.reduce_once:  # they wait for the last micro-batch on the GPU, offloaded or not
+    if trainer.reduce_once:  # they wait on the GPU for the last micro-batch, offloaded or not
         whole = held_bytes(learnt, trainer.tensor_parallel, trainer.tensor_parallel)
-        text = f"a set x {learnt.text}, whole on every rank (reduce_once)"
+        text = f"per set {learnt.text}, whole on every rank (reduce_once)"
         parts.append(MemoryPart("gradients to be summed", whole, text))
     return parts
 
 
 def _gradient_sets(config: RunConfig, num_at_once: int) -> tuple[int, str]:
-    """How many sets of gradients there are at once, and why."""
+    """How many sets of gradients exist at once, and why."""
     if config.model.device == "cpu" and config.placement.num_ranks is None:
         return 1 + num_at_once, f"{1 + num_at_once} sets (the sum, and the current ones)"
     return 1, "a set"
 
 
 def _gathered(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
-    """What a rank has whole at once: weights of two blocks, gradients of one, and what is outside.
+    """What a rank has unsharded at once: two blocks' weights, one's gradients, and what is outside.
 
-    Embedding and head are gathered all the while. The head's gradient stays from the first chunk of
+    Embedding and head stay gathered throughout. The head's gradient stays from the first chunk of
     logits to the end of the backward pass; a block's is copied into the type of the sum over ranks.
-    The gradients of adapters are small, and left out.
+    The gradients of adapters are small, and not included.
     """
     trainer = config.placement.trainer
     size = 2 if trainer.compute_dtype else BYTES[config.model.dtype]
@@ -207,7 +208,7 @@ def _gathered(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
 
 
 def _cut(config: RunConfig) -> tuple[int, str]:
-    """The parts that weights are cut into, and how the page says so: ranks less whole copies."""
+    """The number of shards of the weights, and its text in the plan: ranks / whole copies."""
     placement = config.placement
     num_parts = (placement.num_ranks or 1) // placement.trainer.replicas
     what = "GPUs" if placement.num_gpus > 1 else "ranks"

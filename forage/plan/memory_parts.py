@@ -1,4 +1,4 @@
-"""What a plan of memory is made of: named parts on a device, and counts of numbers.
+"""The elements of a memory plan: named parts on a device, and counts of numbers.
 
 The formulas are in ``memory.py``, ``engine_memory.py`` and ``training/activations.py``.
 """
@@ -12,7 +12,7 @@ from forage.config.run_config import RunConfig
 from forage.training.model_size import ADAPTER_BYTES, BYTES, ModelSize
 
 KV_CACHE = "KV cache"
-"""The part that only sampling in this process needs."""
+"""The part that only in-process sampling needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """Memory of one kind on one device, and in which phases of a step it is held."""
+    """Memory of one kind on one device, and the phases of a step that need it."""
 
     name: str
     num_bytes: int
@@ -38,12 +38,12 @@ class MemoryPart:
     while_sampling: bool = False
     while_learning: bool = True
     rests_in_host: bool = False
-    """It is in the host's memory, in pieces on the device for the time that they are used."""
+    """Whether it is in host memory, with pieces on the device only while they are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The parts on one device, and what rests in a node's host memory."""
+    """The parts on one device, and what is kept in a node's host memory."""
 
     parts: tuple[MemoryPart, ...]
     host_bytes_per_node: int
@@ -58,17 +58,17 @@ class Memory:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that one device holds at any moment of a step."""
+        """The maximum on one device at any moment of a step."""
         return max(self.sampling_bytes, self.learning_bytes)
 
     @property
     def supervised_bytes(self) -> int:
-        """What learning takes where nothing is played: no cache of an engine."""
+        """What learning without play takes: no KV cache."""
         return sum(part.num_bytes for part in self.parts if part.name != KV_CACHE)
 
     @property
     def evaluation_bytes(self) -> int:
-        """What sampling takes where nothing is learnt: the weights and the cache of an engine."""
+        """What sampling without learning takes: the weights and the engine's cache."""
         sampled_with = ("weights", "copies in bfloat16", KV_CACHE)
         return sum(part.num_bytes for part in self.parts if part.name in sampled_with)
 
@@ -76,7 +76,7 @@ class Memory:
 def learnt_numbers(config: RunConfig, model: ModelSize) -> Numbers:
     """The trained numbers of a model: all of them, or the adapters'.
 
-    Rank 2 beside layers 4 -> 4 and 4 -> 2: 2 x (4 + 4) + 2 x (4 + 2) = 28 numbers of 4 bytes.
+    Rank 2 on layers 4 -> 4 and 4 -> 2: 2 x (4 + 4) + 2 x (4 + 2) = 28 numbers of 4 bytes.
     """
     lora = config.model.lora
     if lora is None:
@@ -88,7 +88,7 @@ def learnt_numbers(config: RunConfig, model: ModelSize) -> Numbers:
 
 
 def held_bytes(numbers: Numbers, num_parts: int, tensor_parallel: int) -> int:
-    """Bytes of one rank's part of so many, the ranks of tensor parallelism among them.
+    """Bytes of one rank's shard, with ``num_parts`` ranks in total including tensor parallelism.
 
     Of 10 numbers, 4 of them uncut, in 4 parts with a tensor parallelism of 2: (10 + 4) / 4.
     """
@@ -97,5 +97,5 @@ def held_bytes(numbers: Numbers, num_parts: int, tensor_parallel: int) -> int:
 
 
 def millions(count: int) -> str:
-    """A count as a page has it: 7.62 G, 870.5 M."""
+    """A count as the plan shows it: 7.62 G, 870.5 M."""
     return f"{count / 1e6:,.1f} M" if count < 1e9 else f"{count / 1e9:,.2f} G"

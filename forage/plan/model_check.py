@@ -1,4 +1,4 @@
-"""Compares the model of a planned run with transformers, if its weights are here and fit."""
+"""Compares a planned run's model with transformers, if its weights are here and fit into memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from forage.training.model import load_policy, load_tokenizer
 from forage.training.model_size import BYTES
 
 LARGEST_SHARE = 0.4
-"""The share of the free memory that the weights may take: the check itself needs as much again."""
+"""The share of free memory that the weights may take: the check needs as much again."""
 
 
 def with_model_check(plan: Plan) -> Plan:
-    """``plan`` with a sentence about its model; raises ``UserError`` for a model that is refused.
+    """``plan`` with a sentence about its model; raises ``UserError`` if the model is refused.
 
     The weights are loaded on the CPU, whatever device the run uses.
     """
@@ -32,7 +32,7 @@ def with_model_check(plan: Plan) -> Plan:
         text = f"its {needed / 1e9:.1f} GB of weights do not fit into this machine's free memory"
         return _with(plan, f"will be compared with transformers when training loads it: {text}")
     asyncio.run(_compare(config))
-    return _with(plan, "computed as transformers computes it, packed and turn by turn")
+    return _with(plan, "matches transformers, packed and turn by turn")
 
 
 def _with(plan: Plan, text: str) -> Plan:

@@ -1,8 +1,8 @@
-"""``forage train --dry-run``: what a recipe would take, and what keeps it from running here.
+"""``forage train --dry-run``: what a recipe would take, and what prevents it from running here.
 
-It makes the checks that training makes before its first step, and compares the plan with this
-machine alone. It uses no network, and starts and changes nothing. ``model_check.py`` also compares
-the model with transformers.
+It makes the checks that training makes before its first step, and compares the plan only with this
+machine. It uses no network, and starts and changes nothing. ``model_check.py`` also compares the
+model with transformers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from forage.training.ranks.tensor_parallel import check_counts, check_type
 from forage.training.ranks.ulysses import check_heads, check_not_recurrent
 
 TYPICAL_WEIGHT = 0.02
-"""The standard deviation that transformers are initialised with."""
+"""The standard deviation with which transformers are initialised."""
 _HALF_SPACING = 2.0**-9
-"""Half the distance between neighbouring bfloat16 numbers, at most, relative to them."""
+"""Relative updates below this are lost: half the smallest relative spacing of bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Work:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Whole steps in one pass over the questions; None where their number is not known."""
+        """Whole steps in one pass over the questions; None if their number is unknown."""
         if self.questions_in_epoch is None:
             return None
         return self.questions_in_epoch // self.questions_per_step
@@ -70,7 +70,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything known before a run; ``obstacles`` is empty where the run can start here."""
+    """Everything known before a run; ``obstacles`` is empty if the run can start here."""
 
     config: RunConfig
     machine: Machine
@@ -111,8 +111,8 @@ def make_plan(
     if hardware is not None:
         if model is None or memory is None:
             raise UserError(
-                f"--hardware: the size of {config.model.path} is not known here; fetch the model, "
-                "or name a local directory in model.path"
+                f"--hardware: the size of {config.model.path} is not known here; download the "
+                "model, or name a local directory in model.path"
             )
         verdict = judge_fit(config, hardware, lambda c: _memory_on_gpus(c, model, beside))
         config, memory = verdict.config, verdict.memory
@@ -143,9 +143,9 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
     _check_prompt(config)
     Scorer(config.reward, config.environment.protocol)
     checks = [
-        "settings: every key is known, none is dead, none contradicts another",
-        f"prompt: {config.environment.prompt} has a place for the question, and its tags are valid",
-        "reward: its functions are found, and the judge's key and template where there is one",
+        "settings: all keys are valid and take effect",
+        f"prompt: {config.environment.prompt} has a slot for the question, and its tags are valid",
+        "reward: its functions were found, and the judge's key and template if there is one",
     ]
     questions = None
     if config.data.train is not None and config.data.train.exists():
@@ -162,9 +162,9 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
 
 
 def _check_prompt(config: RunConfig) -> None:
-    """Raise ``UserError`` for a prompt that training would refuse, also without the tokenizer.
+    """Raises ``UserError`` for a prompt that training would refuse, even without the tokenizer.
 
-    One that ships stands in for it: tags are spelt alike for every model, calls for most.
+    A bundled tokenizer stands in for it: tags are spelt the same for every model, calls for most.
     """
     environment, path = config.environment, Path(config.model.path)
     template = PromptTemplate.load(environment.prompt)
@@ -178,21 +178,21 @@ def _check_prompt(config: RunConfig) -> None:
 
 
 def _memory_on_gpus(config: RunConfig, model: ModelSize, beside: BesideSizes) -> Memory:
-    """The memory of a GPU; raises ``UserError`` for what ranks or servers would refuse to cut."""
+    """The memory of a GPU; raises ``UserError`` if ranks or servers would refuse to split it."""
     _check_cuts(config.placement, model)
     return plan_memory(config, model, beside, 1)
 
 
 def _check_cuts(placement: PlacementConfig, model: ModelSize) -> None:
-    """Raise ``UserError`` where ranks and servers would, once they have loaded the model."""
+    """Raises ``UserError`` if ranks or servers would refuse the model after loading it."""
     trainer, heads = placement.trainer, {"num_attention_heads": model.num_heads}
     served, num_kv_heads = placement.engine.tensor_parallel, model.num_kv_heads
     check_counts(heads, served, "placement.engine.tensor_parallel")
     # vLLM and SGLang repeat key-value heads beyond their number.
     if num_kv_heads % served and served % num_kv_heads:
         raise UserError(
-            f"placement.engine.tensor_parallel is {served}, and the model has {num_kv_heads} "
-            "key-value heads, which it neither divides nor repeats: set it to a divisor"
+            f"placement.engine.tensor_parallel is {served}, which neither divides nor is a "
+            f"multiple of the model's {num_kv_heads} key-value heads: set it to a divisor"
         )
     tensor = trainer.tensor_parallel
     check_type(model.family, tensor, "placement.trainer.tensor_parallel")
@@ -211,34 +211,34 @@ def _warnings(config: RunConfig) -> list[str]:
     rate = config.trainer.learning_rate
     if config.model.dtype == "bfloat16" and rate < TYPICAL_WEIGHT * _HALF_SPACING:
         warnings.append(
-            f"model.dtype is bfloat16, in which a weight of {TYPICAL_WEIGHT} does not change by "
-            f"trainer.learning_rate ({rate:g}): an update below "
+            f"model.dtype is bfloat16, in which trainer.learning_rate ({rate:g}) is too small to "
+            f"change a weight of {TYPICAL_WEIGHT}: an update below "
             f"{TYPICAL_WEIGHT * _HALF_SPACING:.0e} is rounded away. Use float32"
         )
     if _shares_gpus_unasked(config):
         warnings.append(
-            "each server of placement.engine takes 92 % of the memory of GPUs on which the trainer "
-            "learns, which is then out of memory: name its share in placement.engine.arguments, "
-            'for example [--gpu-memory-utilization, "0.4"], or let them take turns with '
-            "placement.engine.offload, or give servers own_gpus"
+            "each server of placement.engine takes 92 % of the memory of GPUs on which the "
+            "trainer learns, which then runs out of memory: set its share in "
+            'placement.engine.arguments, for example [--gpu-memory-utilization, "0.4"], let them '
+            "take turns with placement.engine.offload, or give servers own_gpus"
         )
     advantage, cost = config.algorithm.advantage, config.reward.search_cost
     if cost and isinstance(advantage, Grpo) and advantage.normalise_by_std:
         warnings.append(
-            f"reward.search_cost is {cost:g}: in a group without a right answer it is all that "
-            "differs, and divided by the group's standard deviation it weighs as much as a right "
-            "answer elsewhere, so that searching may be unlearnt (benchmarks/learning.md). Set "
-            "algorithm.advantage.normalise_by_std to false"
+            f"reward.search_cost is {cost:g}: in a group without a right answer it is the only "
+            "difference, and divided by the group's standard deviation it weighs as much as a "
+            "right answer does in other groups, so the policy may unlearn searching "
+            "(benchmarks/learning.md). Set algorithm.advantage.normalise_by_std to false"
         )
     return warnings
 
 
 def _shares_gpus_unasked(config: RunConfig) -> bool:
-    """Whether servers stand on the trainer's GPUs with the share of memory that vLLM takes."""
+    """Whether servers share the trainer's GPUs with vLLM's default share of memory."""
     placement, engine = config.placement, config.placement.engine
     if engine.kind != "vllm" or engine.urls or engine.offload or placement.own_gpus:
         return False
-    # Both spellings, and the one that gives the cache a size of its own.
+    # Both spellings, and the option that sets the cache's size directly.
     shares = ("--gpu-memory-utilization", "--gpu_memory_utilization", "--kv-cache-memory-bytes")
     is_named = any(argument.startswith(shares) for argument in engine.arguments)
     return config.model.device != "cpu" and not is_named
@@ -247,7 +247,7 @@ def _shares_gpus_unasked(config: RunConfig) -> bool:
 def _obstacles(
     config: RunConfig, machine: Machine, memory: Memory | None, needed: tuple[Need, ...]
 ) -> list[str]:
-    """What keeps training from starting on this machine, a sentence each."""
+    """What prevents training from starting on this machine, one sentence each."""
     placement = config.placement
     obstacles = placement.not_yet()
     engine = placement.engine
@@ -258,21 +258,21 @@ def _obstacles(
     on_gpu = config.model.device != "cpu"
     if on_gpu and len(machine.gpu_bytes) < placement.gpus_per_node:
         obstacles.append(
-            f"{placement.gpus_per_node} GPUs are needed in each machine, this one has "
+            f"each machine needs {placement.gpus_per_node} GPUs, but this one has "
             f"{len(machine.gpu_bytes)} (model.device: {config.model.device})"
         )
     if memory is None:
         obstacles.append(
-            f"the size of {config.model.path} is not known here, so neither is its memory: fetch "
-            "it, or name a local directory in model.path"
+            f"the size of {config.model.path} is not known here, so its memory is unknown too: "
+            "download it, or name a local directory in model.path"
         )
     else:
         obstacles += _too_little_memory(config, machine, memory)
     missing = sum(need.num_bytes or 0 for need in needed)
     if missing > machine.disk_bytes:
         obstacles.append(
-            f"{missing / 1e9:,.1f} GB have to be fetched, {machine.disk_bytes / 1e9:,.1f} GB of "
-            "disk are free here"
+            f"{missing / 1e9:,.1f} GB must be downloaded, but only "
+            f"{machine.disk_bytes / 1e9:,.1f} GB of disk are free here"
         )
     for need in needed:
         if need.blocks:
@@ -287,16 +287,16 @@ def _too_little_memory(config: RunConfig, machine: Machine, memory: Memory) -> I
     if room is not None and memory.peak_bytes > room:
         where = "on each GPU" if on_gpu else "of memory"
         needed, there = memory.peak_bytes / 1e9, room / 1e9
-        yield f"{needed:,.1f} GB {where} are needed, this machine has {there:,.1f} GB"
+        yield f"{needed:,.1f} GB {where} are needed, but this machine has {there:,.1f} GB"
     if memory.host_bytes_per_node > machine.memory_bytes:
         yield (
-            f"{memory.host_bytes_per_node / 1e9:,.1f} GB are to rest in the memory of each machine "
-            f"(offloaded, or copied), this one has {machine.memory_bytes / 1e9:,.1f} GB"
+            f"{memory.host_bytes_per_node / 1e9:,.1f} GB of each machine's memory are needed for "
+            f"offloading and copies, but this one has {machine.memory_bytes / 1e9:,.1f} GB"
         )
 
 
 def count_work(config: RunConfig, num_questions: int | None) -> Work:
-    """The work of a run; ``num_questions`` in its training file, None where that is not known."""
+    """The work of a run; ``num_questions`` in its training file, None if unknown."""
     trainer, environment = config.trainer, config.environment
     num_played = trainer.questions_per_step + num_oversampled(
         config.algorithm.dynamic_sampling, trainer.questions_per_step
@@ -319,6 +319,6 @@ def count_work(config: RunConfig, num_questions: int | None) -> Work:
 
 
 def num_micro_batches(config: RunConfig, work: Work) -> int:
-    """How many micro-batches an optimizer step takes at most."""
+    """The maximum number of micro-batches per optimizer step."""
     tokens = ceil(work.tokens_per_step * num_contexts(config) / config.trainer.num_mini_batches)
     return ceil(tokens / config.trainer.max_tokens_per_micro_batch)

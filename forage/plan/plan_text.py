@@ -21,7 +21,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         "work": _work(plan),
         "memory of each device": _memory(plan),
         "what runs where": _places(plan),
-        "what has to be there": _needs(plan),
+        "what is required": _needs(plan),
         "look at": iter(plan.warnings),
         "this machine": _on_this_machine(plan),
         "hardware": _on_hardware(plan),
@@ -39,19 +39,19 @@ def _work(plan: Plan) -> Iterator[str]:
     work = plan.work
     yield (
         f"{work.num_steps:,} steps of {work.questions_per_step:,} questions x {work.group_size} "
-        f"episodes: {work.episodes_per_step:,} episodes a step, "
-        f"{work.episodes_per_step * work.num_steps:,} in all"
+        f"episodes: {work.episodes_per_step:,} episodes per step, "
+        f"{work.episodes_per_step * work.num_steps:,} in total"
     )
     yield (
-        f"at most {work.tokens_per_step:,} tokens and {work.searches_per_step:,} searches a step; "
-        f"at most {plan.num_micro_batches:,} micro-batches an optimizer step"
+        f"at most {work.tokens_per_step:,} tokens and {work.searches_per_step:,} searches per "
+        f"step; at most {plan.num_micro_batches:,} micro-batches per optimizer step"
     )
     s = "" if work.updates_per_step == 1 else "s"
-    yield f"{work.updates_per_step} optimizer step{s} per step, {work.num_updates:,} in all"
+    yield f"{work.updates_per_step} optimizer step{s} per step, {work.num_updates:,} in total"
     if work.questions_in_epoch is not None:
         epochs = work.num_steps * work.questions_per_step / work.questions_in_epoch
         yield (
-            f"{work.questions_in_epoch:,} questions, {work.steps_per_epoch:,} whole steps an "
+            f"{work.questions_in_epoch:,} questions, {work.steps_per_epoch:,} whole steps per "
             f"epoch: {epochs:.2f} epochs"
         )
     evaluation = plan.config.evaluation
@@ -64,7 +64,7 @@ def _work(plan: Plan) -> Iterator[str]:
 
 def _memory(plan: Plan) -> Iterator[str]:
     if plan.memory is None or plan.model is None:
-        yield "not known: see below"
+        yield "unknown: see below"
         return
     model, memory = plan.model, plan.memory
     yield f"{model.num_parameters:,} parameters, from {model.source}"
@@ -84,7 +84,9 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _places(plan: Plan) -> Iterator[str]:
     config, placement = plan.config, plan.config.placement
-    yield f"search service: {', '.join(config.search.urls)} (started apart; not asked now)"
+    yield (
+        f"search service: {', '.join(config.search.urls)} (started separately; not contacted now)"
+    )
     if placement.num_ranks is not None:
         where = f"{placement.num_nodes} x {placement.gpus_per_node} GPUs"
         trainer, by = placement.trainer, "Ray" if placement.cluster.kind == "ray" else "this run"
@@ -97,13 +99,13 @@ def _places(plan: Plan) -> Iterator[str]:
     in_flight = f"{config.rollout.max_concurrent_episodes:,} episodes in flight"
     if placement.has_server:
         turns = ", taking turns with the trainer" if placement.engine.offload else ""
-        turns += ", which the trainer has no part in" if placement.own_gpus else ""
+        turns += ", on GPUs of their own" if placement.own_gpus else ""
         yield (
             f"engine: {placement.num_engines} x {placement.engine.kind} on "
             f"{placement.engine.tensor_parallel} GPUs each{turns}; {in_flight}"
         )
     else:
-        yield f"engine: in the trainer's process, with its weights; {in_flight}"
+        yield f"engine: in the trainer's process, sharing its weights; {in_flight}"
 
 
 def _needs(plan: Plan) -> Iterator[str]:
@@ -114,7 +116,7 @@ def _needs(plan: Plan) -> Iterator[str]:
         if need.command:
             yield f"    {need.command}"
     if plan.download_bytes:
-        yield f"{_gb(plan.download_bytes)} to fetch, as far as sizes are known"
+        yield f"{_gb(plan.download_bytes)} to download, as far as sizes are known"
 
 
 def _on_hardware(plan: Plan) -> Iterator[str]:
@@ -124,14 +126,14 @@ def _on_hardware(plan: Plan) -> Iterator[str]:
     yield verdict.hardware.describe()
     memory = verdict.changed_memory or verdict.memory
     if host := memory.host_bytes_per_node:
-        yield f"each machine needs {_gb(host)} of its own memory besides; it is not checked"
+        yield f"each machine also needs {_gb(host)} of main memory; this is not checked"
     for refusal in verdict.config.placement.not_yet():
         yield f"training refuses this recipe: {refusal}"
     yield from _fit(verdict)
 
 
 def _fit(verdict: Fit) -> Iterator[str]:
-    """Whether the recipe fits, and every override that it needs there."""
+    """Whether the recipe fits, and every override it needs there."""
     hardware, peak = verdict.hardware, verdict.memory.peak_bytes
     if verdict.placement and verdict.num_nodes is None:
         yield f"placed there with: {' '.join(verdict.placement)}"
@@ -140,7 +142,7 @@ def _fit(verdict: Fit) -> Iterator[str]:
         return
     yield f"DOES NOT FIT: {_gb(peak)} on each GPU, which has {_gb(hardware.gpu_bytes)}"
     if verdict.changed_bytes is None:
-        yield "no setting that is known here makes it fit; take a smaller model or larger GPUs"
+        yield "no known setting makes it fit; use a smaller model or larger GPUs"
         return
     if verdict.num_nodes is not None:
         placed = " ".join(verdict.placement)
@@ -149,7 +151,7 @@ def _fit(verdict: Fit) -> Iterator[str]:
 
 
 def _time(plan: Plan) -> Iterator[str]:
-    """The hours of the run on named hardware, with what they rest on."""
+    """The hours of the run on named hardware, with their assumptions."""
     duration, verdict = plan.duration, plan.verdict
     if duration is None or verdict is None or verdict.proposed is None:
         return
@@ -158,12 +160,12 @@ def _time(plan: Plan) -> Iterator[str]:
     parts = " and ".join(f"{hours:,.0f} of {what}" for what, hours in shares.items() if hours >= 1)
     yield (
         f"about {duration.hours:,.0f} hours{'' if verdict.fits else ' with these changes'}"
-        f"{f', {parts} among them' if parts else ''}: "
+        f"{f', including {parts}' if parts else ''}: "
         f"{duration.num_steps:,} steps of {duration.step_s:,.0f} s, {how} sampling "
         f"{duration.sampling_s:,.0f} s and learning {duration.learning_s:,.0f} s, with publishing "
         f"{duration.publishing_s:,.1f} s"
     )
-    yield "it is arithmetic and not a measurement; it assumes that"
+    yield "this is a calculation, not a measurement; it assumes that"
     for sentence in assumptions(verdict.proposed):
         yield f"- {sentence}"
 

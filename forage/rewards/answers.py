@@ -1,8 +1,9 @@
 """Answer matching by the published SQuAD rules: normalise, exact match, cover match, token F1.
 
 Pure functions of strings; nothing here knows about episodes, tags or passages. Matches compare
-texts as they read: Unicode's two spellings of an accented letter are one, and so are typographic
-and ASCII quotes and dashes. On ASCII texts every rule but ``cover_match`` is the originals'.
+texts as a person would read them: Unicode's two encodings of an accented letter are the same, and
+so are typographic and ASCII quotes and dashes. On ASCII texts every rule but ``cover_match`` is
+identical to the original.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Sequence
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _WHOLE = frozenset({"yes", "no", "noanswer"})
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Typographic forms of what the rule deletes (quotes, dashes, the ellipsis), and characters that
-# are not seen: soft hyphens, zero-width spaces, directions.
+# Typographic forms of what the rule deletes (quotes, dashes, the ellipsis), and invisible
+# characters: soft hyphens, zero-width spaces, direction marks.
 _UNSEEN = str.maketrans(
     "",
     "",
@@ -32,19 +33,19 @@ _OR = re.compile(r"\bor\b")
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, delete ASCII punctuation, drop a, an, the, squeeze white space.
+    """Lower-cases, deletes ASCII punctuation, drops a, an, the, and collapses white space.
 
-    The rule of SQuAD's evaluation script (https://arxiv.org/abs/1606.05250):
-    ``"The  Beatles!"`` becomes ``"beatles"``.
+    The rule of SQuAD's evaluation script (https://arxiv.org/abs/1606.05250): ``"The  Beatles!"``
+    becomes ``"beatles"``.
     """
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLE.sub(" ", bare).split())
 
 
 def exact_match(prediction: str, golden_answers: Sequence[str]) -> bool:
-    """Whether the prediction equals some golden answer once both are normalised.
+    """Whether the prediction equals a golden answer once both are normalised.
 
-    A golden answer that normalises to nothing ("The", "...") matches by raw equality alone;
+    A golden answer that normalises to nothing ("The", "...") matches only by raw equality;
     otherwise an empty prediction would win. Raises ``TypeError`` for a bare string.
     """
     normal = _as_read(prediction)
@@ -55,10 +56,10 @@ def exact_match(prediction: str, golden_answers: Sequence[str]) -> bool:
 
 
 def cover_match(prediction: str, golden_answers: Sequence[str]) -> bool:
-    """Whether the prediction answers with the words of some golden answer, both normalised.
+    """Whether the prediction answers with the words of a golden answer, both normalised.
 
-    Whole words alone count: "no" is not in "unknown", nor "1" in "21". "Yes", "no" and "noanswer"
-    count where they open the prediction. Of several candidates, "Rome or Paris", each must hold a
+    Only whole words count: "no" is not in "unknown", nor "1" in "21". "Yes", "no" and "noanswer"
+    count if they open the prediction. Each of several candidates, "Rome or Paris", must contain a
     golden answer. Raises ``TypeError`` for a bare string.
     """
     if exact_match(prediction, golden_answers):
@@ -74,7 +75,7 @@ def cover_match(prediction: str, golden_answers: Sequence[str]) -> bool:
 
 
 def holds_answer(text: str, golden_answers: Sequence[str]) -> bool:
-    """Whether the words of some golden answer stand in the text, both normalised.
+    """Whether the text contains the words of a golden answer, both normalised.
 
     Golden answers that normalise to nothing are in no text. Raises ``TypeError`` for a bare string.
     """
@@ -84,7 +85,7 @@ def holds_answer(text: str, golden_answers: Sequence[str]) -> bool:
 
 
 def substring_match(prediction: str, golden_answers: Sequence[str]) -> bool:
-    """Whether some golden answer is a substring of the prediction, both normalised.
+    """Whether a golden answer is a substring of the prediction, both normalised.
 
     The originals' sub-EM: "no" is in "unknown". Golden answers that normalise to nothing match as
     in ``exact_match``. Raises ``TypeError`` for a bare string.
@@ -99,10 +100,10 @@ def substring_match(prediction: str, golden_answers: Sequence[str]) -> bool:
 def f1_score(prediction: str, golden_answers: Sequence[str]) -> float:
     """The best token-overlap F1 over the golden answers, 0 to 1 (SQuAD, arXiv:1606.05250).
 
-    "big red dog" against "red cat": one common word, precision 1/3, recall 1/2, F1 0.4.
-    "yes", "no" and "noanswer", predicted or golden, count only whole: "yes it is" for "yes" is 0
-    (HotpotQA's evaluation script, https://arxiv.org/abs/1809.09600). Golden answers that normalise
-    to nothing give 1 by raw equality, else 0. Raises ``TypeError`` for a bare string.
+    "big red dog" against "red cat": one common word, precision 1/3, recall 1/2, F1 0.4. "yes", "no"
+    and "noanswer", predicted or golden, must match in full: "yes it is" for "yes" is 0 (HotpotQA's
+    evaluation script, https://arxiv.org/abs/1809.09600). Golden answers that normalise to nothing
+    give 1 if the raw strings are equal, otherwise 0. Raises ``TypeError`` for a bare string.
     """
     normal = _as_read(prediction)
     return max(
@@ -115,9 +116,9 @@ def f1_score(prediction: str, golden_answers: Sequence[str]) -> float:
 
 
 def _as_read(text: str) -> str:
-    """``text`` normalised, with its accents composed (NFC) and typographic marks as ASCII's.
+    """``text`` normalised, with accents composed (NFC) and typographic marks as ASCII.
 
-    Punctuation is deleted first: what it parted may compose.
+    Punctuation is deleted first, because characters it separated may compose.
     """
     if text.isascii():
         return normalize_answer(text)
@@ -126,7 +127,7 @@ def _as_read(text: str) -> str:
 
 
 def _word_pattern(golden: str) -> re.Pattern[str]:
-    """Finds a normalised golden answer where no word goes on at either end of it."""
+    """Matches a normalised golden answer that does not begin or end within a word."""
     start = "" if _STARTS.match(golden) else r"(?<!\w)"
     end = "" if _ENDS.match(golden) else r"(?!\w)"
     return re.compile(f"{start}{re.escape(golden)}{end}")
@@ -148,7 +149,7 @@ def _normalised(golden_answers: Sequence[str]) -> list[tuple[str, str]]:
     # A str is a Sequence[str] to the type checker, and would be compared letter by letter.
     if isinstance(golden_answers, str):
         raise TypeError(
-            f"golden_answers is the string {golden_answers!r}; give a sequence of answers, "
-            f"for example [{golden_answers!r}]"
+            f"golden_answers is the string {golden_answers!r}; pass a sequence of answers, for "
+            f"example [{golden_answers!r}]"
         )
     return [(raw, _as_read(raw)) for raw in golden_answers]

@@ -1,18 +1,18 @@
 """The scores of the original systems, faults included, so that their logs can be compared.
 
-``forage rescore`` runs these rules over files; nothing trains on them. Like the originals, each
+``forage rescore`` applies these rules to files; nothing trains on them. Like the originals, each
 rule takes a plain text: for Search-R1 and slime the prompt and everything after it, for veRL and
-RLinf the response with its passages. A text is no transcript, hence these faults:
+RLinf the response with its passages. A text is not a transcript, hence these faults:
 
-- the last answer block of the text is the answer, wherever it stands, also in a passage or in the
+- the last answer block of the text is the answer, wherever it is, even in a passage or in the
   message after an invalid action;
-- where the prompt is part of the text two blocks are needed before one counts: the published prompt
-  has two, its instruction and its example, so an unanswered episode has the example's answer
-  ("Beijing"), and a prompt without either makes a single answer a missing one;
-- an answer that normalises to nothing is right where a golden answer does so too;
-- slime hands over a ``format_score`` that nothing reads, so it is no setting of its rule here.
+- if the prompt is part of the text, two blocks are needed before one counts: the published prompt
+  has two, its instruction and its example, so an unanswered episode gets the example's answer
+  ("Beijing"), and with a prompt without either a single answer counts as missing;
+- an answer that normalises to nothing is right if a golden answer does so too;
+- slime passes a ``format_score`` that nothing reads, so its rule here has no such setting.
 
-Read in Search-R1 (``verl/utils/reward_score/qa_em.py``, ``qa_em_format.py``), slime
+Sources: Search-R1 (``verl/utils/reward_score/qa_em.py``, ``qa_em_format.py``), slime
 (``examples/search-r1/qa_em_format.py``), veRL (``verl/utils/reward_score/search_r1_like_qa_em.py``)
 and RLinf (``rlinf/algorithms/rewards/searchr1``).
 """
@@ -105,7 +105,7 @@ def is_valid_sequence(text: str) -> bool:
     """Search-R1's format: ``think (search information think)* answer`` after the assistant's mark.
 
     A text without ``<|im_start|>assistant`` is invalid, and so is one with anything but white space
-    behind the answer, an end-of-turn token included.
+    after the answer, including an end-of-turn token.
     """
     start = _ASSISTANT.search(text)
     if start is None:
@@ -125,7 +125,7 @@ def response_text(episode: Episode) -> str:
 
 
 def _last_answer(text: str, at_least: int) -> str | None:
-    """The last answer block, or None where there are fewer than ``at_least``."""
+    """The last answer block, or None if there are fewer than ``at_least``."""
     answers = _ANSWERED.findall(text)
     return answers[-1].strip() if len(answers) >= at_least else None
 
@@ -153,7 +153,9 @@ def _table_score(text: str, golden_answers: Golden, settings: OriginalSettings) 
 
 
 def _is_match(answer: str, golden_answers: Golden, is_cover: bool) -> bool:
-    """Without the exception for golden answers that normalise to nothing: "" equals "The"."""
+    """Matches without the exception for golden answers that normalise to nothing: "" equals
+    "The".
+    """
     golden = [golden_answers] if isinstance(golden_answers, str) else golden_answers
     normal = normalize_answer(answer)
     if is_cover:
@@ -162,8 +164,9 @@ def _is_match(answer: str, golden_answers: Golden, is_cover: bool) -> bool:
 
 
 def _is_retrieved(text: str, golden_answers: Golden) -> bool:
-    """Blocks in the prompt, and the policy's own, count; a bare string is taken letter by letter.
+    """Whether an information block contains a golden answer; reproduces the original's faults.
 
+    Blocks in the prompt, and the policy's own, count; a bare string is taken letter by letter.
     ``normalize_answer`` turns "a" into nothing, so a golden string with an "a" in it counts as
     retrieved as soon as there is a block.
     """

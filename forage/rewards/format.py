@@ -1,8 +1,8 @@
-"""Whether an episode kept to the protocol: ``think (search information think)* answer``.
+"""Whether an episode followed the protocol: ``think (search information think)* answer``.
 
-A call of another tool may stand where a search does. Each turn is judged on what the policy wrote,
-behind a think tag that its prompt opened; an observation counts only through its place (it follows
-each call), never through its text.
+A call of another tool may replace a search. Each turn is judged by what the policy wrote, after a
+think tag that its prompt opened. Of an observation only the position counts (it follows each call),
+never its text.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _NATIVE_CALL = [Tag.TOOL_CALL.opening, Tag.TOOL_CALL.closing]
 _ANSWER = [Tag.ANSWER.opening, Tag.ANSWER.closing]
 _BARE_CALL = re.compile(r'\{\s*"name"\s*:')
 _END_OF_TURN = re.compile(r"\s*(?:<(?:[|｜][^<>\s]+[|｜]|/s|eos|end_of_turn|turn\|)>\s*)?")
-"""At most one token that ends a turn, as the model families spell it."""
+"""At most one end-of-turn token, in the spellings of the model families."""
 
 
 def is_format_valid(turns: Sequence[Turn], protocol: ProtocolName = "tags") -> bool:
-    """Whether the turns are calls of tools (each observed), then one answer, all well formed.
+    """Whether the turns are tool calls (each observed), then one answer, all well formed.
 
-    Tags: they balance, are not nested and stand in order, with a thought in each turn; white space
-    alone lies between blocks and after ``</answer>``. Tools: each turn may think, in a think block
-    or in plain words, and ends with its one call or answer. Under both an invalid action, or a
+    Tags: they are balanced, not nested and in order, with a thought in each turn, and only white
+    space between blocks and after ``</answer>``. Tools: each turn may think, in a think block or in
+    plain words, and ends with its one call or answer. In both protocols an invalid action, or a
     call that was never run, breaks the format.
     """
     if not turns:
@@ -46,9 +46,9 @@ def is_format_valid(turns: Sequence[Turn], protocol: ProtocolName = "tags") -> b
 
 
 def is_reasoning_broken(sampled: str) -> bool:
-    """Whether a think block of a turn is left open, nested, closed twice, or holds another tag.
+    """Whether a turn's think block is left open, nested, closed twice, or contains another tag.
 
-    A turn without a think block breaks nothing: prompts differ in what they ask for.
+    A turn without a think block breaks nothing, because prompts differ in what they ask for.
     """
     is_thinking = False
     for tag in _ANY_TAG.findall(sampled):
@@ -75,7 +75,7 @@ def _is_tags_turn(turn: Turn, tag: re.Pattern[str]) -> bool:
 
 
 def _is_tools_turn(turn: Turn) -> bool:
-    """Whether a call or an answer stands at the end, behind one think block at most.
+    """Whether the turn ends in a call or an answer, after at most one think block.
 
     A bare call, as Llama writes it, is followed by the end-of-turn token.
     """

@@ -1,8 +1,8 @@
-"""A language model as the judge of answers, behind any OpenAI-compatible endpoint.
+"""A language model as the judge of answers, on any OpenAI-compatible endpoint.
 
 ``scorer.py`` asks it whether an answer means the same as a golden one. It reads the question, the
-golden answers and what the policy answered, nothing else of an episode. Replies that hold a verdict
-are kept on disk; how a server is asked, and what its failures are, is ``forage.remote``'s.
+golden answers and the policy's answer, nothing else of an episode. Replies with a verdict are
+cached on disk; ``forage.remote`` sends the requests and types their failures.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 
 
 class JudgeCache:
-    """Replies on disk by key, so that the same question is paid for once, in all runs.
+    """Replies on disk by key, so that the same question is paid for only once across all runs.
 
-    One SQLite file, which several processes may share. Failures are not remembered.
+    One SQLite file, which several processes may share. Failures are not stored.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -62,7 +62,7 @@ class JudgeCache:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open or create the file; raises ``UserError``."""
+        """Opens or creates the file; raises ``UserError``."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(path, timeout=10, isolation_level=None)
@@ -79,7 +79,7 @@ class JudgeCache:
         return cls(connection)
 
     def get(self, key: str) -> str | None:
-        """The reply kept under ``key``, or None; a file that is damaged meanwhile has none."""
+        """The reply stored under ``key``; None if there is none or the file has been damaged."""
         query = "SELECT reply FROM replies WHERE key = ?"
         try:
             row = self._connection.execute(query, (key,)).fetchone()
@@ -88,14 +88,14 @@ class JudgeCache:
         return None if row is None else str(row[0])
 
     def put(self, key: str, reply: str) -> None:
-        """Keep ``reply``; a disk that takes no more is warned about once, the run goes on."""
+        """Stores ``reply``; a full disk is reported once, and the run continues."""
         try:
             self._connection.execute(
                 "INSERT OR REPLACE INTO replies VALUES (?, ?)",
                 (key, reply.encode("utf-8", "replace").decode("utf-8")),
             )
         except sqlite3.Error as error:
-            self._warn("keeps nothing more", error)
+            self._warn("cannot store any more", error)
 
     def _warn(self, what: str, error: sqlite3.Error) -> None:
         if not self._is_broken:
@@ -107,10 +107,10 @@ class JudgeCache:
 
 
 class Judge:
-    """Asks the model, once for each different question put to it; close it when done."""
+    """Queries the model once per distinct question; close it when done."""
 
     def __init__(self, config: JudgeConfig, first_pause_s: float = _FIRST_PAUSE_S) -> None:
-        """Read the key and the template, open the cache; raises ``UserError``."""
+        """Reads the key and the template, and opens the cache; raises ``UserError``."""
         url = judge_address(config.url)
         key = read_key("reward.judge", config.key_file, config.key_variable)
         limits = (config.timeout_s, config.max_retries)
@@ -129,18 +129,18 @@ class Judge:
         return self._client.counts.requests
 
     async def check(self) -> None:
-        """Ask about a known answer, past the cache; ``UserError`` if there is no verdict."""
+        """Asks about a known answer, bypassing the cache; ``UserError`` if there is no verdict."""
         outcome = await self._ask(self._prompt("What is the capital of France?", ["Paris"], "Rome"))
         if isinstance(outcome, RemoteFailure):
             raise UserError(
                 f"the judge at {self._url} gives no verdict ({outcome.kind}: {outcome.detail}); "
-                "look at reward.judge: url, model, and key_variable or key_file"
+                "check reward.judge: url, model, and key_variable or key_file"
             )
 
     async def is_correct(
         self, question: str, golden_answers: Sequence[str], answer: str
     ) -> bool | RemoteFailure:
-        """Whether ``answer`` means the same as a golden answer, or why nobody knows."""
+        """Whether ``answer`` means the same as a golden answer, or why the judge could not say."""
         prompt = self._prompt(question, golden_answers, answer)
         config = self._config
         depends_on = json.dumps([self._url, config.model, config.max_tokens, prompt])
@@ -148,12 +148,12 @@ class Judge:
         cached = self._cache.get(key) if self._cache else None
         if cached is not None and (verdict := _find_verdict(cached)):
             return verdict == "yes"
-        if key not in self._asked:  # the members of a group often answer alike
+        if key not in self._asked:  # members of a group often give the same answer
             self._asked[key] = asyncio.create_task(self._ask_and_keep(key, prompt))
         return await asyncio.shield(self._asked[key])
 
     async def close(self) -> None:
-        """Give up what is being asked, and let go of the session and the cache."""
+        """Cancels pending requests, and closes the session and the cache."""
         tasks = list(self._asked.values())
         for task in tasks:
             task.cancel()
@@ -174,14 +174,14 @@ class Judge:
         return _find_verdict(outcome) == "yes"
 
     async def _ask(self, prompt: str) -> str | RemoteFailure:
-        """A reply that holds a verdict, after as many tries as settings and time allow."""
+        """A reply with a verdict, after as many attempts as settings and time allow."""
         body = {
             "model": self._config.model,
             "messages": [{"role": "user", "content": prompt}],
             "temperature": 0,
             "max_tokens": self._config.max_tokens,
         }
-        async with self._room:  # the deadline is for asking, not for waiting in this line
+        async with self._room:  # the deadline excludes waiting for this slot
             deadline = asyncio.get_running_loop().time() + self._config.deadline_s
             return await self._client.ask(_PATH, body, _read_reply, deadline)
 
@@ -198,30 +198,30 @@ class Judge:
 
 
 def _read_reply(document: dict[str, Any]) -> str:
-    """The text of a reply in which there is a verdict; raises ``BadReply``."""
+    """The text of a reply with a verdict; raises ``BadReply``."""
     choice = read_chat(document)
     text = choice.text if choice.message.content is not None else ""  # a refusal judges nothing
     if _find_verdict(text) is None:
-        # Asked again at temperature 0 it would say the same.
-        raise BadReply(f"it opens with neither yes nor no: {text}", may_pass=False)
+        # A retry at temperature 0 would give the same reply.
+        raise BadReply(f"it begins with neither yes nor no: {text}", may_pass=False)
     return text
 
 
 def _find_verdict(reply: str) -> str | None:
-    """The "yes" or "no" that opens the reply, behind thoughts and a label; None without one.
+    """The "yes" or "no" that opens the reply, after thoughts and a label; None if there is none.
 
     ``No, because the golden answer is "yes".`` is a no, ``Verdict: yes`` a yes, ``No doubt about
     it: yes`` neither.
     """
-    # The prompt may have opened the thought, and max_tokens may have cut it.
+    # The prompt may have opened the thought, and max_tokens may have truncated it.
     said = _OPENED.split(_CLOSED.split(reply)[-1])[0]
     verdict = _VERDICT.match(_MARKUP.sub(" ", said))
     return verdict[1].lower() if verdict else None
 
 
 def judge_address(url: str | None) -> str:
-    """The address that the path hangs under; raises ``UserError``."""
-    assert url is not None, "checked by the config"
+    """The base address of the API's paths; raises ``UserError``."""
+    assert url is not None, "the config requires it"
     try:
         parsed = URL(url)
     except ValueError as error:
@@ -230,14 +230,14 @@ def judge_address(url: str | None) -> str:
         raise UserError(f"reward.judge.url is {url!r}; it must look like http://127.0.0.1:8001/v1")
     if parsed.user or parsed.password:
         raise UserError(
-            "reward.judge.url holds a user or a password, which would be recorded with the run; "
-            "name a key in reward.judge.key_variable or key_file"
+            "reward.judge.url contains a user or a password, which would be recorded with the "
+            "run; name a key in reward.judge.key_variable or key_file"
         )
     return url.rstrip("/").removesuffix(_PATH)
 
 
 def _read_template(path: Path | None) -> str:
-    """The judge's prompt; raises ``UserError`` unless each slot is in it."""
+    """The judge's prompt; raises ``UserError`` unless it has every slot."""
     if path is None:
         folder = resources.files("forage.rewards") / "prompts"
         return (folder / "judge.txt").read_text(encoding="utf-8")
@@ -248,5 +248,5 @@ def _read_template(path: Path | None) -> str:
     missing = {"question", "golden_answers", "answer"} - set(_SLOT.findall(text))
     if missing:
         slots = ", ".join(f"{{{name}}}" for name in sorted(missing))
-        raise UserError(f"the judge's prompt {path} has no place for {slots}")
+        raise UserError(f"the judge's prompt {path} does not contain {slots}; add it")
     return text

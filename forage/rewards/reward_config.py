@@ -1,9 +1,9 @@
 """The settings of ``reward``: the published table, the terms around it, functions and a judge.
 
-``run_config.py`` makes them a section of a recipe and adds the checks that span sections. What each
-key does is in docs/rewards.md. A new term is a line in ``RewardWeights`` and its formula beside it;
-``scoring.py`` adds the terms up, and Search-R1's table, which is made of several, stands there. A
-formula reads what the policy wrote, and no prompt and no observation but through ``shown.py``.
+``run_config.py`` makes them a section of a recipe and adds the checks that span sections.
+docs/rewards.md describes each key. A new term is a line in ``RewardWeights`` with its formula;
+``scoring.py`` adds the terms up, and also has Search-R1's table, which combines several. A formula
+reads what the policy wrote; it never reads a prompt, and observations only through ``shown.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forage.types import Episode
 class Term:
     """The formula of a term, 0 to 1 for an episode under a protocol.
 
-    It is computed and recorded for every episode, or with ``is_on_demand`` only where the reward
+    It is computed and recorded for every episode, or with ``is_on_demand`` only if the reward
     depends on it.
     """
 
@@ -58,22 +58,22 @@ Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class RewardWeights(Frozen):
-    """The factors of the sum that is the reward, by part."""
+    """The weights of the components in the reward's sum."""
 
     table: Weight = 1.0
-    """The factor of the published table."""
+    """Weight of the published table."""
     em: Annotated[Weight, _matched(exact_match)] = 0.0
-    """The factor of the exact match."""
+    """Weight of the exact match."""
     cover_em: Annotated[Weight, _matched(cover_match)] = 0.0
-    """The factor of a golden answer within the answer, in whole words."""
+    """Weight of a golden answer within the answer, in whole words."""
     f1: Annotated[Weight, _matched(f1_score)] = 0.0
-    """The factor of the overlap of words."""
+    """Weight of the word overlap."""
     format_valid: Annotated[Weight, Term(_format_valid)] = 0.0
-    """The factor of a valid format."""
+    """Weight of a valid format."""
     retrieved: Annotated[Weight, Term(_retrieved, is_on_demand=True)] = 0.0
-    """The factor of a golden answer among what was retrieved."""
+    """Weight of a golden answer in the retrieved passages."""
     judge: Weight = 0.0
-    """The factor of the judge's verdict."""
+    """Weight of the judge's verdict."""
 
     @classmethod
     def terms(cls) -> dict[str, Term]:
@@ -87,44 +87,44 @@ class RewardWeights(Frozen):
 
 
 class RewardFunction(Frozen):
-    """A reward of the user's own, ``module:function``, and its factor in the sum."""
+    """A custom reward, ``module:function``, and its weight in the sum."""
 
     path: OwnPath
-    """A function of one's own, module:function."""
+    """A custom function, module:function."""
     weight: Weight = 1.0
-    """Its factor in the sum."""
+    """Its weight in the sum."""
 
     @property
     def name(self) -> str:
-        """The name of the part that its value is recorded as."""
+        """The name under which its value is recorded."""
         return re.split(r"[.:]", written(self.path))[-1].strip("<>")
 
 
 class JudgeConfig(Frozen):
-    """A language model that judges answers, behind any OpenAI-compatible endpoint."""
+    """A language model that judges answers, on any OpenAI-compatible endpoint."""
 
     url: str | None = None
-    """What stands before /chat/completions at an OpenAI-compatible server."""
+    """Base URL of an OpenAI-compatible API, before /chat/completions."""
     model: str = "default"
-    """The name under which the server knows the model."""
+    """The server's name for the model."""
     key_variable: str | None = None
-    """The environment variable that holds the key of the server."""
+    """The environment variable that contains the server's API key."""
     key_file: Path | None = None
-    """The file that holds the key of the server."""
+    """The file that contains the server's API key."""
     prompt: Path | None = None
-    """A file with the template; null: the one that ships with Forage."""
+    """A file with the prompt template; null: the built-in one."""
     cache: Path | None = Path("runs/judge.sqlite")
-    """The file of verdicts that are asked for once; null: none."""
+    """File that caches verdicts; null: no cache."""
     max_tokens: int = Field(default=256, ge=1)
-    """Tokens of a verdict at most."""
+    """Maximum tokens of a verdict."""
     timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds after which one try of a request is given up."""
+    """Timeout in seconds for one attempt of a request."""
     deadline_s: float = Field(default=120.0, gt=0)
-    """Seconds after which there is no verdict, retries included."""
+    """Deadline in seconds for a verdict, including retries."""
     max_retries: int = Field(default=3, ge=0)
-    """How often a failed request is sent again."""
+    """Maximum retries of a failed request."""
     max_concurrent_requests: int = Field(default=16, ge=1)
-    """Requests at the same time at most."""
+    """Maximum requests at the same time."""
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
@@ -136,7 +136,7 @@ class JudgeConfig(Frozen):
         if self.deadline_s < self.timeout_s:
             raise ValueError(
                 f"reward.judge.deadline_s ({self.deadline_s}) is shorter than timeout_s "
-                f"({self.timeout_s}): not even one try would fit; raise deadline_s"
+                f"({self.timeout_s}), so not even one attempt would fit; raise deadline_s"
             )
         return self
 
@@ -152,28 +152,28 @@ _OTHER_PARTS = (
 
 
 class RewardConfig(Frozen):
-    """The published table, the terms around it, and how they are added up (docs/rewards.md)."""
+    """The published table, the terms around it, and how they are combined (docs/rewards.md)."""
 
     answer: Literal["em", "cover_em", "sub_em", "f1", "judge"] = "em"
     """How the answer is compared with the golden ones; sub_em finds them as substrings."""
     structure_score: float = Field(default=0.0, ge=0, le=1)
     """What a valid format adds, as a share of a right answer."""
     final_format_score: float = Field(default=0.0, ge=0, le=1)
-    """What a wrong answer earns for ending in an answer."""
+    """What a wrong answer earns if it is in answer tags."""
     retrieval_score: float = Field(default=0.0, ge=0, le=1)
-    """What a wrong answer earns where a golden answer was retrieved."""
+    """What a wrong answer earns if a golden answer was retrieved."""
     max_answer_tags: int = Field(default=10, ge=1)
     """Closed answers above which many_answers_factor applies."""
     many_answers_factor: float = Field(default=1.0, ge=0, le=1)
-    """What is left of the score of a right answer with too many answers."""
+    """Factor of a right answer's score if there are too many answers."""
     search_cost: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Taken off the reward for each search that was run."""
+    """Subtracted from the reward for each search that was run."""
     no_search_penalty: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Taken off the reward of an episode without a search."""
+    """Subtracted from the reward of an episode without a search."""
     weights: RewardWeights = RewardWeights()
-    """The factors of the sum, by part."""
+    """The weights of the sum, by component."""
     functions: tuple[RewardFunction, ...] = ()
-    """Rewards of one's own."""
+    """Custom rewards."""
     judge: JudgeConfig = JudgeConfig()
     """The language model that judges answers."""
 
@@ -189,7 +189,7 @@ class RewardConfig(Frozen):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that are recorded for every episode; functions may add parts below theirs."""
+        """The components recorded for every episode; functions may add more below theirs."""
         more = {
             **{"sub_em": self.answer == "sub_em", "table": self.weights.table},
             **{"judge": self.needs_judge, "search_cost": self.search_cost},
@@ -212,17 +212,17 @@ class RewardConfig(Frozen):
         if structure + self.retrieval_score > 1:
             raise ValueError(
                 f"reward.structure_score ({structure}) and retrieval_score "
-                f"({self.retrieval_score}) add up to more than 1: a wrong answer would earn more "
-                "than a right one; lower one of them"
+                f"({self.retrieval_score}) add up to more than 1, so a wrong answer would earn "
+                "more than a right one; lower one of them"
             )
         if self.retrieval_score and not structure:
             raise ValueError(
-                "reward.retrieval_score is only reached through a valid format: "
-                "set reward.structure_score above 0, or retrieval_score to 0"
+                "reward.retrieval_score applies only to a valid format: set "
+                "reward.structure_score above 0, or retrieval_score to 0"
             )
         if self.max_answer_tags != 10 and factor == 1:
             raise ValueError(
-                f"reward.max_answer_tags ({self.max_answer_tags}) does nothing while "
+                f"reward.max_answer_tags ({self.max_answer_tags}) has no effect while "
                 "many_answers_factor is 1; set many_answers_factor (RLinf and veRL: 0.25)"
             )
         return self
@@ -234,23 +234,22 @@ class RewardConfig(Frozen):
             for name in ("answer", *_TABLE_SCORES):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(
-                        f"reward.{name} is read by the table alone, and reward.weights.table is "
-                        "0; remove one of them"
+                        f"reward.{name} is read only by the table, but reward.weights.table is 0; "
+                        "remove one of them"
                     )
         terms = [*weights.model_dump().values(), self.search_cost, self.no_search_penalty]
         if not any(terms) and not any(function.weight for function in self.functions):
-            raise ValueError("every weight of reward is 0: nothing could be learnt; raise one")
+            raise ValueError("every weight of reward is 0, so nothing can be learnt; raise one")
         if self.search_cost and self.search_cost >= weights.table > 0:
             raise ValueError(
-                f"reward.search_cost ({self.search_cost}) is no less than reward.weights.table "
-                f"({weights.table}): one search would cost what a right answer earns; lower it"
+                f"reward.search_cost ({self.search_cost}) is not below reward.weights.table "
+                f"({weights.table}), so one search would cost what a right answer earns; lower it"
             )
         names = [function.name for function in self.functions]
         for name in names:
             if names.count(name) > 1 or name in (*type(weights).model_fields, *_OTHER_PARTS):
                 raise ValueError(
-                    f"reward.functions: the part {name} is there already; give the function "
-                    "another name"
+                    f"reward.functions: the name {name} is already taken; rename the function"
                 )
         return self
 
@@ -263,7 +262,7 @@ class RewardConfig(Frozen):
             )
         if not self.needs_judge and self.judge != JudgeConfig():
             raise ValueError(
-                "reward.judge does nothing: set reward.answer to judge, or reward.weights.judge "
-                "to another value than 0"
+                "reward.judge has no effect: set reward.answer to judge, or reward.weights.judge "
+                "to a value other than 0"
             )
         return self

@@ -1,8 +1,8 @@
-"""The rewards of a run, put together once: rules, the user's functions, the judge.
+"""A run's rewards in one object: rules, custom functions and the judge.
 
 The scheduler and the evaluation call ``Scorer`` on each finished episode (``Score``). It computes
 nothing itself: ``scoring.py`` has the rules and the sum, ``judge.py`` the verdicts. An error in a
-function of the user's is a bug there, and ends the run with its name and the episode's.
+custom function is a bug there; it ends the run and names the function and the episode.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from forage.types import Episode, FailureKind, Reward, Status
 
 
 class Scorer:
-    """``await scorer(episode)``; an async context, because a judge has a connection to close."""
+    """``await scorer(episode)``; an async context manager, because a judge has a connection to
+    close.
+    """
 
     def __init__(self, config: RewardConfig, protocol: ProtocolName) -> None:
-        """Find the functions, read the judge's key and template; raises ``UserError``."""
+        """Finds the functions, and reads the judge's key and template; raises ``UserError``."""
         self._config = config
         self._protocol: ProtocolName = protocol
         self._functions = [LoadedFunction.load(setting) for setting in config.functions]
         self._judge = Judge(config.judge) if config.needs_judge else None
 
     async def __aenter__(self) -> Self:
-        """Make sure that the judge answers; raises ``UserError``."""
+        """Checks that the judge answers; raises ``UserError``."""
         if self._judge is not None:
             try:
                 await self._judge.check()
@@ -50,7 +52,7 @@ class Scorer:
     async def __call__(self, episode: Episode) -> Reward:
         """The reward of a finished episode; raises ``RewardFunctionError``.
 
-        Neither the user's functions nor the judge see an episode that the engine did not finish.
+        Neither custom functions nor the judge see an episode that the engine did not finish.
         """
         config = self._config
         if episode.status is Status.ENGINE_FAILED:
@@ -79,28 +81,30 @@ class Scorer:
 
 
 class RewardFunctionError(RuntimeError):
-    """A reward function raised, or returned something that is no reward, for the episode named."""
+    """A reward function raised, or returned something that is not a reward, for this episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedFunction:
-    """A function of the user's under its name, sync or async: ``Episode -> float | Reward``."""
+    """A custom function with its name, sync or async: ``Episode -> float | Reward``."""
 
     setting: RewardFunction
     call: Callable[[Episode], Any]
 
     @classmethod
     def load(cls, setting: RewardFunction) -> Self:
-        """Import ``module:function``, from the current directory too; raises ``UserError``."""
+        """Imports ``module:function``, also from the current directory; raises ``UserError``."""
         function, path = load_by_path(setting.path, "reward.functions"), written(setting.path)
         if not callable(function):
-            raise UserError(f"reward.functions: {path} is no function, but {function!r}")
+            raise UserError(
+                f"reward.functions: {path} is {function!r}, not a function; name a function"
+            )
         try:
             inspect.signature(function).bind(None)
         except TypeError as error:
             raise UserError(
-                f"reward.functions: {path} cannot be called with an episode alone "
-                f"({error}); write it as `def {setting.name}(episode: Episode) -> float`"
+                f"reward.functions: {path} cannot be called with just an episode ({error}); write "
+                f"it as `def {setting.name}(episode: Episode) -> float`"
             ) from error
         return cls(setting, function)
 
@@ -122,7 +126,7 @@ class LoadedFunction:
             raise self._error(episode, f"gave {value!r}; {needed}")
         for number in (value.value, *value.parts.values()):
             if not math.isfinite(number):
-                raise self._error(episode, f"gave {number}; a finite number is needed")
+                raise self._error(episode, f"returned {number}; a finite number is needed")
         return value
 
     def _error(self, episode: Episode, what: str) -> RewardFunctionError:

@@ -1,8 +1,8 @@
-"""The reward of an episode by rules: the published outcome table, the terms around it, their sum.
+"""The rule-based reward of an episode: the published outcome table, other terms, their sum.
 
-It reads what the policy wrote. Prompts are never read, and observations with one published
-exception: the retrieval term asks whether a search brought up a golden answer. It is computed only
-when ``retrieval_score`` or ``weights.retrieved`` asks for it.
+It reads what the policy wrote, never prompts, and observations with one published exception: the
+retrieval term asks whether a search returned a golden answer. That is computed only if
+``retrieval_score`` or ``weights.retrieved`` needs it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def score_episode(
     more_parts: Mapping[str, float] | None = None,
     protocol: ProtocolName = "tags",
 ) -> Reward:
-    """The weighted sum of the parts (docs/rewards.md), and the parts.
+    """The weighted sum of the components (docs/rewards.md), and the components.
 
-    ``more_parts`` are the judge's and the user's, by the names that ``config`` weighs them under;
-    ``protocol`` says what a well-formed turn looks like.
-    An episode that the engine failed scores 0: the policy did not get to finish it.
+    ``more_parts`` are those of the judge and of custom functions, under the names that ``config``
+    weights; ``protocol`` defines a well-formed turn. An episode in which the engine failed scores
+    0: the policy could not finish it.
     """
     parts = rule_parts(episode, config, protocol) | dict(more_parts or {})
     if episode.status is Status.ENGINE_FAILED:
@@ -70,9 +70,9 @@ def table_score(
 ) -> float:
     """One row of Search-R1's table (https://arxiv.org/abs/2505.15117), from S, F and R.
 
-    With a correctness between 0 and 1 (F1) the score lies that far between the row of a wrong
-    answer and the row of a right one, so a better answer never earns less. More answer tags than
-    ``max_answer_tags`` multiply the row of a right one, as in veRL and RLinf (there by 1/4).
+    A correctness between 0 and 1 (F1) interpolates between the rows of a wrong and a right answer,
+    so a better answer never earns less. More answer tags than ``max_answer_tags`` multiply the row
+    of a right answer, as in veRL and RLinf (there by 1/4).
     """
     structure = config.structure_score
     valid_but_wrong = structure + (config.retrieval_score if is_retrieved else 0.0)
@@ -86,13 +86,13 @@ def table_score(
 
 
 def num_answer_tags(episode: Episode) -> int:
-    """Answer tags that the policy wrote: the opening or the closing ones, whichever are more."""
+    """Answer tags that the policy wrote: opening or closing ones, whichever are more."""
     sampled = [turn.sampled for turn in episode.turns]
     return max(sum(text.count(tag) for text in sampled) for tag in _ANSWER_TAGS)
 
 
 def _charges(episode: Episode, config: RewardConfig) -> dict[str, float]:
-    """The costs of searches and of their absence, 0 or less, where the settings ask for them."""
+    """The costs of searching and of not searching, 0 or less, if the settings define them."""
     charges: dict[str, float] = {}
     if config.search_cost:
         charges["search_cost"] = -config.search_cost * episode.num_searches

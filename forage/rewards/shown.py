@@ -1,7 +1,7 @@
-"""Whether the passages that a turn's search showed hold a golden answer.
+"""Whether the passages that a turn's search showed contain a golden answer.
 
-The one place where rewards read an observation: ``scoring``'s retrieval term and the bonus of
-turn-level credit ask it. What the environment writes around passages is left out.
+The only place where rewards read an observation: for ``scoring``'s retrieval term and the bonus of
+turn-level credit. The environment's text around passages is excluded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from forage.rewards.answers import holds_answer
 from forage.types import Turn
 
-# Around passages stand tags or a message of the chat format, and passages can hold none of it. Left
-# in, "Doc 1" would hold the golden answer "1", and the start of the next turn "assistant".
+# Passages are surrounded by tags or a chat message's markers, which they cannot contain. If these
+# were included, "Doc 1" would match the golden answer "1", and the next turn's header "assistant".
 _FRAME = re.compile(
     r"</?(?:information|tool_response|think)>|<\|\w+\|>(?:assistant|user|tool|ipython)?"
 )
@@ -22,7 +22,7 @@ _PASSAGE_HEAD = re.compile(r"^Doc \d+\(Title: ", re.MULTILINE)
 
 
 def shows_an_answer(turn: Turn, golden_answers: Sequence[str]) -> bool:
-    """Whether the turn brought up passages that hold some golden answer, both normalised."""
+    """Whether the turn showed passages that contain a golden answer, both normalised."""
     if not turn.passage_ids_K:  # no search, or one that found nothing
         return False
     return holds_answer(_PASSAGE_HEAD.sub("", _body(turn.observation)), golden_answers)
@@ -35,5 +35,5 @@ def _body(observation: str) -> str:
         try:
             return str(json.loads(body, strict=False))
         except ValueError:
-            return body  # cut inside an escape: as it is
+            return body  # truncated inside an escape: returned unchanged
     return body

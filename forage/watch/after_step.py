@@ -1,7 +1,7 @@
-"""What follows each step of the loop: it is reported, recorded, shown, and acted on.
+"""What follows each step of the loop: report, evaluation, records, alarms and checkpoint.
 
-``train.py`` calls it once the new weights are out. An evaluation on the way and a checkpoint come
-in here too, each on its own cadence. Nothing here changes a weight or chooses an episode.
+``train.py`` calls it once the new weights are published. Evaluations and checkpoints happen here
+too, each on its own schedule. Nothing here changes a weight or chooses an episode.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ LOG = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Who looks on: ``forage/run.py`` hands each step to the script that started the run."""
+    """An observer: ``forage/run.py`` hands each step to the script that started the run."""
 
     @property
     def stop(self) -> StopSignal:
-        """What ends the run when it is set."""
+        """Ends the run when it is set."""
         ...
 
     async def see(self, step: int, groups: StepGroups, metrics: dict[str, float]) -> None:
-        """A step is over; the next begins when this returns."""
+        """Receives a finished step; the next one begins when this returns."""
         ...
 
 
 @dataclass(slots=True)
 class AfterStep:
-    """All that wants to know of a step; the loop awaits it before it begins the next."""
+    """Everything that happens after a step; the loop awaits it before it begins the next."""
 
     config: RunConfig
     engine: Engine
     search: SearchClient
     is_played: bool
-    """Whether the episodes ask the engine and search; else they were recorded."""
+    """Whether the episodes use the engine and search; otherwise they were recorded."""
     evaluate: Callable[[], Awaitable[dict[str, float]]]
-    """Plays what ``evaluation.every`` asks for; gives its metrics."""
+    """Runs the evaluation of ``evaluation.every``; returns its metrics."""
     records: RunRecords
     savepoints: Savepoints
     guard: CollapseGuard
@@ -63,7 +63,7 @@ class AfterStep:
     trace: TraceFile | None
     watcher: Watcher | None
     board: Dashboard = field(init=False)
-    """The loop opens it where its steps begin."""
+    """Opened by the loop when its steps begin."""
     report: StepReport = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,8 @@ class AfterStep:
         metrics: dict[str, float],
         clock: PhaseClock,
     ) -> None:
-        """Report, evaluate, record, act on alarms, write a checkpoint: each on its own cadence.
+        """Reports, evaluates, records, acts on alarms, writes a checkpoint: each on its own
+        schedule.
 
         Raises what the guard raises, and ``UserError`` for a checkpoint that cannot be written.
         """
@@ -92,7 +93,7 @@ class AfterStep:
             if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
                 metrics |= await self.evaluate()
                 clock.lap("evaluate")
-        finally:  # the weights have taken the step: it is recorded, also when a stop comes here
+        finally:  # the weights have been updated: record the step even if a stop arrives here
             # Rejection alone computes the trainer's, and the ratio's old policy is the sampler.
             learnt = (list(chain(*weighed_P)), config.algorithm.decoupled)
             self.records.write_groups(step, groups.played, groups.chosen, *learnt)
@@ -102,7 +103,7 @@ class AfterStep:
         self.board.show(step, metrics, clock.seconds, alarms)
         self.savepoints.check()
         if alarms:
-            # Whoever goes back chooses among whole checkpoints.
+            # A rollback needs complete checkpoints to choose from.
             await asyncio.to_thread(self.savepoints.wait)
         self.guard.act_on(alarms)
         if (step + 1) % config.trainer.checkpoint_every == 0:
@@ -111,13 +112,13 @@ class AfterStep:
             await self._search_is_back(step, groups)
         if self.watcher is not None:
             await self.watcher.see(step, groups, metrics)
-        gc.collect()  # here no episode waits for it, but for those that are played ahead
+        gc.collect()  # no episode waits for it here, except prefetched ones
         clock.lap("checkpoint")
         if self.trace is not None:
             self.trace.step(step, clock)
 
     async def _search_is_back(self, step: int, groups: StepGroups) -> None:
-        """Wait for search where it spoilt every episode of the step; raises ``UserError``."""
+        """Waits for search if it failed in every episode of the step; raises ``UserError``."""
         if not any(map(self.worth.is_learnable, groups.episodes)):
-            LOG.warning("every episode of step %d met a failed search; waiting for search", step)
+            LOG.warning("a search failed in every episode of step %d; waiting for search", step)
             await self.search.wait_until_ready(self.config.data.index)

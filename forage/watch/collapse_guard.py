@@ -1,9 +1,9 @@
-"""What a run does when the sentinel alarms: warn, stop, or go back to before the trouble.
+"""What a run does on the sentinel's alarms: warn, stop, or roll back to before the trouble.
 
-The loop shows it each step, and catches ``GoBack``. Going back drops the checkpoints from the
-trouble on; ``rollbacks.jsonl`` is the one file of a run that is not cut then: it keeps the reasons
-and the metrics of the steps undone, and its lines say how small the step has become, also to a
-resumed run.
+The loop shows it each step, and catches ``GoBack``. A rollback drops the checkpoints from the
+trouble on; ``rollbacks.jsonl`` is the only file of a run that is not truncated then: it keeps the
+reasons and the metrics of the undone steps, and tells a resumed run how small the learning rate has
+become.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Collapsed(UserError):
-    """An alarm ends the run; no checkpoint is written then."""
+    """An alarm ends the run; no checkpoint is written."""
 
 
 class GoBack(Exception):
@@ -40,7 +40,7 @@ class GoBack(Exception):
 
 
 class CollapseGuard:
-    """The sentinel of a run, and what its alarms do."""
+    """A run's sentinel, and what its alarms do."""
 
     def __init__(self, config: RunConfig, is_replay: bool = False) -> None:
         """``is_replay``: another policy sampled the episodes, so it may differ from the trainer."""
@@ -50,9 +50,9 @@ class CollapseGuard:
 
     @property
     def rate_factor(self) -> float:
-        """The share of the learning rate that is left after the rollbacks so far."""
+        """The factor of the learning rate after the rollbacks so far."""
         sentinel = self._config.sentinel
-        # A run that has rolled back may go on under another kind of sentinel.
+        # A run that has rolled back may resume under another kind of sentinel.
         settings = sentinel if isinstance(sentinel, RollBack) else RollBack()
         return settings.rate_factor ** self._num_rollbacks()
 
@@ -63,14 +63,14 @@ class CollapseGuard:
         return self._sentinel.see(step, metrics), self._sentinel.metrics()
 
     def remember(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Start over from the recorded metrics of a run."""
+        """Starts over from a run's recorded metrics."""
         self._sentinel = sentinel = self._new_sentinel()
         if sentinel is not None:
             for row in rows:
                 sentinel.see(int(row["step"]), row)
 
     def act_on(self, alarms: Sequence[Alarm]) -> None:
-        """Warn; raises ``Collapsed`` or ``GoBack`` where ``sentinel.kind`` asks for it."""
+        """Logs a warning; raises ``Collapsed`` or ``GoBack`` if ``sentinel.kind`` says so."""
         for alarm in alarms:
             LOG.warning("collapse ahead? %s", alarm)
         if not alarms:
@@ -83,9 +83,9 @@ class CollapseGuard:
 
     @contextmanager
     def against_divergence(self, step: int, wait: Callable[[], object]) -> Iterator[None]:
-        """Around the learning of ``step``: a gradient that is not finite is an alarm too.
+        """Wraps the learning of ``step``: a gradient that is not finite is an alarm too.
 
-        ``wait`` returns when no checkpoint is being written: going back chooses among whole ones.
+        ``wait`` returns once no checkpoint is being written, since a rollback needs complete ones.
         """
         try:
             yield
@@ -102,47 +102,52 @@ class CollapseGuard:
         healthy = self._healthy_checkpoints(alarms)
         if not healthy:
             return (
-                "No checkpoint left is from before that: change reward or trainer.learning_rate, "
-                "raise trainer.keep_checkpoints, and start anew"
+                "No remaining checkpoint is from before that: change reward or "
+                "trainer.learning_rate, raise trainer.keep_checkpoints, and start a new run"
             )
         step = max(healthy)
         return (
-            f"{healthy[step]} is from before that. To go on from there with a smaller step: "
-            "sentinel.kind=roll_back and --resume. To mend the reward first: forage export "
+            f"{healthy[step]} is from before that. To continue from there with a smaller step: "
+            "sentinel.kind=roll_back and --resume. To fix the reward first: forage export "
             f"{self._config.output_dir} --step {step} --out DIR, and another run with "
             "model.path=DIR"
         )
 
     def _roll_back(self, alarms: Sequence[Alarm], most: int) -> Path:
-        """Drop the checkpoints from the trouble on, record it, and give the newest that is left.
+        """Drops the checkpoints from the trouble on, records why, and returns the newest one left.
 
-        Raises ``Collapsed`` where there is none, or after ``most`` rollbacks.
+        Raises ``Collapsed`` if there is none, or after ``most`` rollbacks.
         """
         if self._num_rollbacks() >= most:
             raise Collapsed(
-                f"the run collapses again after {most} rollbacks: {_listed(alarms)}. Look at the "
-                "reward for what can be had without a right answer, or lower trainer.learning_rate"
+                f"the run collapses again after {most} rollbacks: {_listed(alarms)}. Check "
+                "whether the reward can be earned without a right answer, or lower "
+                "trainer.learning_rate"
             )
         healthy = self._healthy_checkpoints(alarms)
         if not healthy:
             raise Collapsed(
-                f"the run is collapsing and holds no checkpoint from before: {_listed(alarms)}. "
-                "Raise trainer.keep_checkpoints, and start anew"
+                f"the run is collapsing and has no checkpoint from before: {_listed(alarms)}. "
+                "Raise trainer.keep_checkpoints, and start a new run"
             )
         newest = max(healthy)
         try:
             self._go_back(newest, alarms)
-        except UserError as error:  # others would have a checkpoint written of the spoilt weights
-            text = f"the run is collapsing ({_listed(alarms)}) and cannot go back: {error}"
+        except UserError as error:  # any other error would checkpoint the bad weights
+            text = f"the run is collapsing ({_listed(alarms)}) and cannot roll back: {error}"
             raise Collapsed(text) from error
-        LOG.warning("back to after step %d, with %g of the learning rate", newest, self.rate_factor)
+        LOG.warning(
+            "rolled back to after step %d, with the learning rate times %g",
+            newest,
+            self.rate_factor,
+        )
         return healthy[newest]
 
     def _go_back(self, to_step: int, alarms: Sequence[Alarm]) -> None:
-        """Drop the later checkpoints, and record why; raises ``UserError``."""
+        """Drops the later checkpoints, and records why; raises ``UserError``."""
         out, elsewhere = self._config.output_dir, copies_of(self._config)
-        # Elsewhere first: --resume would fetch from there what was dropped here. Should the
-        # process die on the way, the alarm comes again, or the run goes on from before the trouble.
+        # Remote copies first: --resume would download what was dropped here. If the process dies in
+        # between, the alarm recurs, or the run continues from before the trouble.
         if elsewhere is not None:
             elsewhere.forget_after(to_step)
         for step, checkpoint in reversed(checkpoints(out).items()):
@@ -153,21 +158,21 @@ class CollapseGuard:
             elsewhere.put_files(out)
 
     def _healthy_checkpoints(self, alarms: Sequence[Alarm]) -> dict[int, Path]:
-        """Those from at least a window before the alarms began, by the steps done.
+        """Checkpoints from at least a window before the alarms began, by the number of steps done.
 
-        A sign passes its limit when the decay is well under way, and what is normal is the median
-        of a window. The weights after n steps were seen in step n + staleness, the first that they
-        alone have played. Those before the first step are healthy by definition.
+        A sign passes its limit when the decay is well under way, and the normal value is the median
+        of a window. The weights after n steps showed in step n + staleness, the first that only
+        they played. Those before the first step are healthy by definition.
         """
         config, sentinel = self._config, self._config.sentinel
-        assert sentinel is not None, "alarms are a sentinel's"
+        assert sentinel is not None, "only a sentinel raises alarms"
         since = min(alarm.since for alarm in alarms)
         last_healthy = max(0, since - 1 - sentinel.window - config.rollout.max_staleness)
         all_steps = checkpoints(config.output_dir)
         return {step: path for step, path in all_steps.items() if step <= last_healthy}
 
     def _record(self, to_step: int, alarms: Sequence[Alarm]) -> None:
-        """Add a line to the file: why, and the metrics of the steps that are cut now."""
+        """Adds a line to the file: why, and the metrics of the steps being undone."""
         cut = [row for row in read_metrics(self._config.output_dir) if row["step"] >= to_step]
         row = {
             "to_step": to_step,
@@ -176,7 +181,7 @@ class CollapseGuard:
         }
         path = self._config.output_dir / ROLLBACKS_FILE
         with (
-            disk_failures(path, "see that you may write there, and continue with --resume"),
+            disk_failures(path, "check that the directory is writable, and continue with --resume"),
             open_for_lines(path) as file,
         ):
             file.write(json_line(row))
@@ -193,7 +198,7 @@ class CollapseGuard:
             return None
         if sentinel.max_logprob_diff is None and not self._is_replay:
             limit = config.placement.max_logprob_diff(config.model)
-            if config.rollout.max_staleness:  # older weights sampled, and differ by what was learnt
+            if config.rollout.max_staleness:  # older weights sampled, so they differ legitimately
                 limit = max(limit, USUAL_LOGPROB_DIFF["bfloat16"])
             sentinel = sentinel.model_copy(update={"max_logprob_diff": limit})
         return Sentinel(sentinel, config.trainer.max_grad_norm)

@@ -1,7 +1,6 @@
-"""A training run in the terminal while it runs: its figures, where its seconds go, its alarms.
+"""A running training run in the terminal: its figures, its time by phase, its alarms.
 
-The loop shows it each step. Where nobody watches, in a file or a pipe, each step is a line of the
-log.
+The loop shows it each step. Without a terminal, each step is a line of the log.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ROWS = {
     "answered": "episodes/answered",
     "tokens/s": "rollout/tokens_per_s",
 }
-"""What is shown of a step: a name, and the metric."""
+"""The metrics shown for a step, by display name."""
 _WIDTH = 48
 _SPARKS = "▁▂▃▄▅▆▇█"
 _NUM_ALARMS = 3
@@ -41,7 +40,7 @@ class Dashboard:
     """``with Dashboard(24) as board: board.show(step, metrics, seconds, alarms)``."""
 
     def __init__(self, num_steps: int, start: int = 0, console: Console | None = None) -> None:
-        """``start`` steps are done already."""
+        """``start`` is the number of steps already done."""
         self._num_steps, self._num_done = num_steps, start
         self._console = console or Console(stderr=True)
         self._past = defaultdict[str, deque[float]](lambda: deque(maxlen=_WIDTH))
@@ -50,7 +49,7 @@ class Dashboard:
         self._ends = deque([time.monotonic()], maxlen=_STEPS_OF_PACE + 1)
         self._began = self._ends[0]
         self._open = ExitStack()
-        self._lock = threading.Lock()  # a thread of rich's draws meanwhile
+        self._lock = threading.Lock()  # a thread of rich's draws concurrently
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -68,7 +67,7 @@ class Dashboard:
         seconds: Mapping[str, float],
         alarms: Sequence[object] = (),
     ) -> None:
-        """A step is over; ``seconds`` are those of its phases."""
+        """Shows a finished step; ``seconds`` are those of its phases."""
         with self._lock:
             self._num_done, self._seconds = step + 1, dict(seconds)
             self._ends.append(time.monotonic())
@@ -103,7 +102,7 @@ class Dashboard:
         return Group(grid, *alarms)
 
     def _left(self) -> str:
-        """The time that the rest takes at the pace of the last steps."""
+        """The remaining time at the pace of the last steps."""
         if len(self._ends) < 2:
             return "-"
         pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
@@ -117,14 +116,14 @@ def _number(value: float) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """``3725`` is ``1:02:05``."""
+    """Seconds as a clock: ``3725`` is ``1:02:05``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def _sparks(values: Sequence[float]) -> str:
-    """A curve of one line, from the lowest to the highest value; what is no number is a gap."""
+    """A one-line curve, scaled from the lowest to the highest value; NaN leaves a gap."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
@@ -134,7 +133,7 @@ def _sparks(values: Sequence[float]) -> str:
 
 
 def _shares(seconds: Mapping[str, float]) -> str:
-    """The phases that took a hundredth of the step or more."""
+    """The phases that took at least a hundredth of the step."""
     total = sum(seconds.values())
     shown = {phase: took for phase, took in seconds.items() if took >= total / 100}
     return "  ".join(f"{phase} {took:.1f} ({took / total:.0%})" for phase, took in shown.items())

@@ -1,8 +1,8 @@
-"""Watches a run for the signs of a collapse: pure detection, from one step's metrics to the next.
+"""Detects the signs of a collapse, from one step's metrics to the next.
 
 The loop shows it each step's metrics and acts on its alarms (warn, stop, or roll back); this file
-does neither. Its memory is a function of the metrics shown, so a resumed run shows it the recorded
-ones again. docs/sentinel.md explains each sign and its threshold.
+does neither. Its state is a function of the metrics shown, so a resumed run replays the recorded
+ones. docs/sentinel.md explains each sign and its threshold.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOPS = re.compile(r"searches/hops_(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A sign that stayed beyond its limit: which, since when, and what that means."""
+    """A sign that stayed beyond its limit: which one, since when, and what it means."""
 
     step: int
     since: int
@@ -44,8 +44,8 @@ class Sign:
     """One thing to watch.
 
     ``normal`` is the median of the last values within limits ("recent"), or the best median so far
-    ("best", against slow decay); ``limit`` gives from it what may not be passed, downwards
-    ("below") or upwards ("above"). "zero" is normal from the first step on.
+    ("best", against slow decay); "zero" is normal from the first step on. ``limit`` computes from
+    it the bound that a value may not pass, downwards ("below") or upwards ("above").
     """
 
     signal: str
@@ -60,10 +60,10 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class SignState:
-    """Where a sign stands: its last value, what is normal, what may not be passed.
+    """A sign's last value, its normal value and its limit.
 
-    ``normal`` and ``limit`` are None until a whole window was seen; ``num_beyond`` counts the
-    steps in a row beyond the limit.
+    ``normal`` and ``limit`` are None until a whole window has been seen; ``num_beyond`` counts the
+    consecutive steps beyond the limit.
     """
 
     sign: Sign
@@ -85,7 +85,7 @@ class _Watch:
     last: float = math.nan
 
     def see(self, step: int, value: float, patience: int) -> Alarm | None:
-        """Judge a value and remember it; gives an alarm in the step in which patience ends."""
+        """Judges and stores a value; returns an alarm in the step in which patience runs out."""
         self.last = value
         normal = self._normal()
         if normal is None or not self.sign.is_beyond(value, self.sign.limit(normal)):
@@ -104,7 +104,7 @@ class _Watch:
         return SignState(self.sign, self.last, normal, limit, self.num_beyond)
 
     def _normal(self) -> float | None:
-        """None until a whole window was seen, where it is taken from the values."""
+        """The normal value; None until a whole window has been seen, if it depends on values."""
         if self.sign.against == "zero":
             return 0.0
         if self.best is None:
@@ -122,7 +122,7 @@ class _Watch:
 
 @dataclass(slots=True)
 class Sentinel:
-    """Sees the metrics of one step after another; ``max_grad_norm`` is the trainer's."""
+    """Watches the metrics of one step after another; ``max_grad_norm`` is the trainer's."""
 
     config: SentinelConfig
     max_grad_norm: float
@@ -152,7 +152,7 @@ class Sentinel:
         }
 
     def states(self) -> list[SignState]:
-        """Where each sign that has been seen stands now."""
+        """The state of each sign seen so far."""
         return [watch.state() for watch in self._watches.values()]
 
     def _signs(self, metrics: Mapping[str, float]) -> dict[str, Sign]:
@@ -171,16 +171,16 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             "health/correct_logprob",
             "below",
             "best",
-            # A sharp policy is sure of every token, so a multiple alone would be noise.
+            # A confident policy is sure of every token, so a multiple alone would be noise.
             lambda normal: min(normal * config.surprise_growth, normal - config.likelihood_drop),
-            "the policy finds its own correct episodes ever less likely",
+            "the policy finds its own correct episodes less and less likely",
         ),
         "low entropy": Sign(
             "policy/entropy",
             "below",
             "recent",
             lambda _: config.min_entropy,
-            "the policy explores nothing any more",
+            "the policy no longer explores",
         ),
         "high entropy": Sign(
             "policy/entropy",
@@ -194,19 +194,20 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             "above",
             "recent",
             lambda normal: max(normal * config.grad_norm_growth, max_grad_norm),
-            "single steps change the policy beyond recognition",
+            "single steps change the policy too much",
         ),
         "reward": Sign(
             "health/misranked",
             "above",
             "recent",
             lambda _: config.max_misranked,
-            "the reward does not tell right answers from wrong ones: it can be had without",
+            "the reward does not separate right answers from wrong ones, so it can be earned "
+            "without them",
         ),
         "format": _rising_sign(
             "health/format_breaks",
             config.format_breaks_rise,
-            "the reasoning falls apart: think blocks are left open or hold other tags",
+            "the reasoning falls apart: think blocks are left open or contain other tags",
         ),
         "repetition": _rising_sign(
             "health/repetition", config.repetition_rise, "the policy repeats itself within a turn"
@@ -214,10 +215,10 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
         "repeated searches": _rising_sign(
             "health/repeated_searches",
             config.repeated_searches_rise,
-            "the policy asks the same again",
+            "the policy repeats its searches",
         ),
         "empty answers": _rising_sign(
-            "health/empty_answers", config.empty_answers_rise, "the policy answers with nothing"
+            "health/empty_answers", config.empty_answers_rise, "the policy gives empty answers"
         ),
     }
 
@@ -229,19 +230,19 @@ def _sampler_sign(limit: float) -> dict[str, Sign]:
             "above",
             "zero",
             lambda _: limit,
-            "the sampler computes other log-probabilities than the trainer: it has other weights, "
-            "or computes them otherwise",
+            "the sampler computes different log-probabilities from the trainer: its weights or "
+            "its computation differ",
         )
     }
 
 
 def _rising_sign(metric: str, rise: float, meaning: str) -> Sign:
-    """A metric that lies ``rise`` above its best median so far."""
+    """A metric that is ``rise`` above its best median so far."""
     return Sign(metric, "above", "best", lambda normal: normal + rise, meaning)
 
 
 def _searches_sign(name: str, num_hops: int | None, drop: float) -> Sign:
-    """A question needs as many searches as it has hops, or one where its hops are unknown."""
+    """A question needs as many searches as it has hops, or one if its hops are unknown."""
     which = "" if num_hops is None else f" on questions of {num_hops} hops"
     return Sign(
         name,

@@ -1,7 +1,7 @@
-"""The metrics of a step, built in one place: what its episodes, its groups, search and engine say.
+"""The metrics of a step, computed in one place from its episodes, groups, searches and engine.
 
-The loop adds what the trainer and the credit say, records all of it, and shows it to the sentinel;
-an evaluation takes ``episode_metrics`` alone. docs/metrics.md explains each metric.
+The loop adds those of the trainer and the credit, records them all, and shows them to the sentinel;
+an evaluation uses only ``episode_metrics``. docs/metrics.md explains each metric.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ LOG = logging.getLogger(__name__)
 
 
 class PhaseClock:
-    """Where the seconds of one step go, by phase."""
+    """The time of one step by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.laps: list[tuple[str, float, float]] = []
-        """Each phase with its begin and its end, by ``perf_counter``."""
+        """Each phase with its begin and end, by ``perf_counter``."""
         self.began = self.ended = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """``phase`` ends now; it began where the one before it ended."""
+        """Ends ``phase``, which began where the previous one ended."""
         now = time.perf_counter()
         self.seconds[phase] = now - self.ended
         self.laps.append((phase, self.ended, now))
         self.ended = now
 
     def metrics(self) -> dict[str, float]:
-        """The seconds as they are logged."""
+        """The seconds as logged."""
         return {f"seconds/{phase}": seconds for phase, seconds in self.seconds.items()}
 
 
 class StepReport:
-    """Reports one step after another; it remembers what was searched before."""
+    """Reports one step after another; it remembers earlier searches."""
 
     def __init__(self, config: RunConfig) -> None:
         self._correctness = config.reward.answer
@@ -57,7 +57,9 @@ class StepReport:
     def of(
         self, groups: StepGroups, searches: SearchCounts, engine: EngineCounters, clock: PhaseClock
     ) -> dict[str, float]:
-        """The metrics of a step whose rollout is over; the counts are those since the start."""
+        """The metrics of a step after its rollout; the engine's counts are totals since the
+        start.
+        """
         episodes = groups.episodes
         metrics = episode_metrics(episodes) | vitals(episodes, self._correctness)
         if self._has_refills:
@@ -71,17 +73,17 @@ class StepReport:
         return metrics
 
     def warn_of_flat_groups(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warn if the groups of a run's first step teach nothing; the chart shows later steps.
+        """Warns if the groups of a run's first step teach nothing; the chart shows later steps.
 
-        Turns may differ in what they earned where episodes do not, so the advantages count.
+        Turns may differ in what they earned even if episodes do not, so the advantages count.
         """
         is_flat = metrics.get("groups/flat") == 1 and metrics.get("advantage/abs_mean") == 0
-        if step == 0 and is_flat and "return/mean" in metrics:  # else no episode was learnable
+        if step == 0 and is_flat and "return/mean" in metrics:  # otherwise no episode was learnable
             LOG.warning(
-                "the first step learns nothing from its rewards: in each group all episodes earned "
-                "the same (reward %.3g on average). If all answers are wrong, try a warm start "
-                "(forage sft), a reward with parts (reward.answer=f1, reward.structure_score) or "
-                "easier questions; otherwise a higher rollout.temperature or a larger "
+                "the first step learns nothing from its rewards: in each group all episodes "
+                "earned the same (reward %.3g on average). If all answers are wrong, try a warm "
+                "start (forage sft), a graded reward (reward.answer=f1, reward.structure_score) "
+                "or easier questions; otherwise a higher rollout.temperature or a larger "
                 "trainer.group_size",
                 metrics["reward/mean"],
             )
@@ -126,11 +128,11 @@ _NGRAM = 4
 
 
 def vitals(episodes: Sequence[Episode], correctness: str = "em") -> dict[str, float]:
-    """Means over the episodes that the engine finished; a metric without any value is left out.
+    """Means over the episodes that the engine finished; a metric without values is omitted.
 
     ``health/correct_logprob`` is the mean log-probability (nats) of the tokens of correct episodes,
-    as they were sampled: its decay announces collapse (https://arxiv.org/abs/2512.04220).
-    ``correctness`` is the part of the reward that says how right an answer is.
+    as sampled: its decay announces collapse (https://arxiv.org/abs/2512.04220). ``correctness`` is
+    the reward component that measures how right an answer is.
     """
     finished = [episode for episode in episodes if episode.status is not Status.ENGINE_FAILED]
     if not finished:
@@ -159,7 +161,7 @@ SIGN_NAMES = (
     *("failed call", "engine failed", "invalid action", "repeated search", "broken reasoning"),
     *("empty answer", "no verdict"),
 )
-"""What may be wrong with an episode."""
+"""What can be wrong with an episode."""
 
 
 def signs_of(episode: Episode) -> tuple[str, ...]:
@@ -178,10 +180,10 @@ def signs_of(episode: Episode) -> tuple[str, ...]:
 
 
 def _repetition(episode: Episode) -> float:
-    """Share of the episode's sampled runs of four tokens that had come before in their turn.
+    """The share of the episode's 4-token runs that occurred before in the same turn.
 
     Tokens ``1 2 3 4 1 2 3 4`` in one turn: five runs, of which the last repeats the first, hence
-    1/5. What a turn has in common with another is none: each says anew what is wanted.
+    1/5. Text shared between turns does not count: each turn restates what is wanted.
     """
     sampled = [s.token_ids_T for s in episode.segments if s.origin is Origin.SAMPLED]
     runs = [[ids[i : i + _NGRAM] for i in range(len(ids) - _NGRAM + 1)] for ids in sampled]
@@ -190,7 +192,7 @@ def _repetition(episode: Episode) -> float:
 
 
 def _are_repeated(episode: Episode) -> list[bool]:
-    """For each search of the episode, whether it had asked the same before."""
+    """For each search of the episode, whether it repeats an earlier one."""
     queries = [
         normalize_answer(turn.argument) for turn in episode.turns if turn.kind is ActionKind.SEARCH
     ]
@@ -200,8 +202,8 @@ def _are_repeated(episode: Episode) -> list[bool]:
 def _are_misranked(episodes: Sequence[Episode], correctness: str) -> list[bool]:
     """For each pair of a better and a worse answer to a question, whether the worse earned as much.
 
-    That is 1 less the share of pairs that the reward puts in order (the area under its curve),
-    with ties counted as errors: the advantages of a group do not tell them apart, either.
+    The mean is 1 minus the share of pairs that the reward orders correctly (the area under its ROC
+    curve), with ties counted as errors, since a group's advantages do not separate them either.
     """
     scored: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for episode in episodes:

@@ -1,4 +1,4 @@
-"""Turns Ctrl-C and SIGTERM into an exception at the places where a run can end.
+"""Turns Ctrl-C and SIGTERM into an exception at the points where a run can end.
 
 ``train.py`` awaits its long work through ``or_stop``, and writes a checkpoint before it ends.
 """
@@ -19,36 +19,36 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Raised when somebody asked the run to end."""
+    """Raised when the run was asked to end."""
 
 
 class StopSignal:
-    """Whether somebody asked the run to end; used on one event loop."""
+    """Whether the run was asked to end; used on one event loop."""
 
     def __init__(self, go_on: str = "forage train ... --resume") -> None:
-        """``go_on`` is what goes on with the run, for who reads its log: it is what we raise."""
+        """``go_on`` is how to continue the run, for readers of its log: our exception's text."""
         self._go_on = go_on
         self._has_come = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def set(self) -> None:
-        """Ask the run to end."""
+        """Asks the run to end."""
         self._has_come.set()
 
     def set_from_another_thread(self) -> None:
-        """Ask the run to end, from outside of its event loop."""
+        """Asks the run to end, from outside its event loop."""
         if self._loop is None:
-            self.set()  # nobody waits yet
+            self.set()  # no waiter yet
             return
-        with suppress(RuntimeError):  # the run has ended meanwhile, and its loop is closed
+        with suppress(RuntimeError):  # the run has already ended, and its loop is closed
             self._loop.call_soon_threadsafe(self.set)
 
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Within the block, SIGINT and SIGTERM ask the run to end instead of killing it.
 
-        A SIGINT after the first of them kills the process. Signals are the main thread's: a run on
-        another one is stopped by who started it.
+        A second SIGINT kills the process. Only the main thread receives signals: a run on another
+        thread is stopped by its caller.
         """
         self._loop = loop = asyncio.get_running_loop()
         is_main = threading.current_thread() is threading.main_thread()
@@ -64,15 +64,15 @@ class StopSignal:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _hear(self) -> None:
-        """Ask the run to end, and leave the next SIGINT to the system.
+        """Asks the run to end, and leaves the next SIGINT to the system.
 
-        Python's own handler would wait for the threads that write a checkpoint. SIGTERM is heard as
-        before: GNU ``timeout`` sends it twice at once.
+        Python's own handler would wait for the threads that write a checkpoint. SIGTERM stays
+        handled: GNU ``timeout`` sends it twice at once.
         """
         self.set()
-        assert self._loop is not None, "it is the loop that calls this"
+        assert self._loop is not None, "called by the event loop"
         if self._loop.remove_signal_handler(signal.SIGINT):
-            LOG.warning("stopping; a second Ctrl-C ends the run at once, with no new checkpoint")
+            LOG.warning("stopping; a second Ctrl-C ends the run at once, without a new checkpoint")
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     async def or_stop(self, work: Awaitable[T]) -> T:

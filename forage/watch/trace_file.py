@@ -1,9 +1,9 @@
-"""A timeline of a run as a file for Perfetto (https://ui.perfetto.dev) or ``chrome://tracing``.
+"""A run's timeline as a file for Perfetto (https://ui.perfetto.dev) or ``chrome://tracing``.
 
 ``forage train --trace FILE`` writes it: the steps and their phases, and each episode in flight with
-its turns, searches and opened pages, a lane for each that is played at the same time. What the
-player is handed is wrapped for that, so nothing is measured, and nothing is in the way, without it.
-The format is a list of events with microseconds, "X" for a span and "C" for a counter.
+its turns, searches and opened pages, on one lane per parallel episode. It wraps what the player
+receives, so without it nothing is measured or slowed down. The format is a list of events with
+microseconds, "X" for a span and "C" for a counter.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from forage.types import (
 from forage.watch.step_report import PhaseClock
 
 _LOOP = 0
-"""The lane of the loop; episodes have those from 1 up."""
+"""The lane of the loop; episodes have lanes from 1 up."""
 
 
 class Searching(Retriever, PageOpener, Protocol):
-    """What an episode asks for: searches, and pages."""
+    """What an episode uses: searches, and pages."""
 
 
 class TraceFile:
-    """Takes events as they end, on one event loop, and writes those of a step with it.
+    """Collects events as they end, on one event loop, and writes a step's events with it.
 
-    So a disk that refuses them refuses after a step, not amid its episodes. Close it in the end.
-    Raises ``UserError`` where the file cannot be written.
+    So a full disk raises after a step, not in the middle of its episodes. Must be closed at the
+    end. Raises ``UserError`` if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        """Begin the file, in place of an older one."""
+        """Begins the file, replacing an existing one."""
         self._path = path
         with self._failures():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ class TraceFile:
         self._name_lane(_LOOP, "loop")
 
     def step(self, step: int, clock: PhaseClock) -> None:
-        """A step that has ended, with its phases inside."""
+        """Writes a step that has ended, with its phases."""
         self.span(f"step {step}", _LOOP, clock.began, clock.ended)
         for phase, start, end in clock.laps:
             self.span(phase, _LOOP, start, end)
@@ -67,7 +67,7 @@ class TraceFile:
             self._write_lines()
 
     def playing(self, player: Player, engine: Engine, search: Searching) -> Play:
-        """``player.play`` with these, each episode, turn and search a span."""
+        """``player.play`` with this engine and search, recording each episode, turn and search."""
 
         async def play(job: Job) -> Episode:
             lane = self._take_lane()
@@ -81,14 +81,16 @@ class TraceFile:
         return play
 
     def span(self, name: str, lane: int, start: float, end: float, **about: Any) -> None:
-        """Something that lasted from ``start`` to ``end``, in seconds of ``perf_counter``."""
+        """Records something that lasted from ``start`` to ``end``, in seconds of
+        ``perf_counter``.
+        """
         event = {"name": name, "ph": "X", "pid": 0, "tid": lane, "ts": self._time(start)}
         event["dur"] = round(self._time(end) - event["ts"], 3)
         self._take(event | {"args": about})
 
     @contextmanager
     def within(self, name: str, lane: int, **about: Any) -> Iterator[dict[str, Any]]:
-        """What the block does is a span; it may add to what is said of it."""
+        """Records the block as a span; the block may add to its arguments."""
         start = time.perf_counter()
         try:
             yield about
@@ -96,7 +98,7 @@ class TraceFile:
             self.span(name, lane, start, time.perf_counter(), **about)
 
     def count(self, engine: Engine) -> None:
-        """What the engine has done so far."""
+        """Records the engine's counts so far."""
         counters = engine.counters
         counted = {"sampled_tokens": counters.sampled_tokens, "passes": counters.decode_steps}
         now = self._time(time.perf_counter())
@@ -104,17 +106,20 @@ class TraceFile:
             self._take({"name": name, "ph": "C", "pid": 0, "ts": now, "args": {name: value}})
 
     def close(self) -> None:
-        """End the list, which makes the file whole JSON."""
+        """Ends the list, which completes the JSON file."""
         self._lines.append('{"name":"end","ph":"M","pid":0}\n]\n')
         with self._failures(), self._file:
             self._write_lines()
 
     def _failures(self) -> AbstractContextManager[None]:
-        remedy = "name another place by --trace, or leave it out, and go on with --resume if it ran"
+        remedy = (
+            "choose another --trace file or omit it; if the run had started, continue it "
+            "with --resume"
+        )
         return disk_failures(self._path, remedy)
 
     def _take_lane(self) -> int:
-        """The lowest lane that no episode has now."""
+        """The lowest lane not used by an episode."""
         if self._free:
             return heapq.heappop(self._free)
         self._num_lanes += 1

@@ -67,10 +67,10 @@ def slime_question(record: Record) -> Question:
 
 
 def search_r1_row(question: Question, index: int, split: str, template: str) -> Row:
-    """The row of a question in Search-R1's form, number ``index`` of its source.
+    """A question as a row in Search-R1's form, number ``index`` of its source.
 
-    ``template`` is the prompt with one ``{question}`` in it. ``question_id``, and ``metadata``
-    where the question has some, are read back by ``search_r1_question`` alone.
+    ``template`` is the prompt with one ``{question}`` in it. ``question_id`` and ``metadata``, if
+    any, are read back only by ``search_r1_question``.
     """
     text = question.text.strip()
     asked = text if text.endswith(("?", "？")) else text + "?"
@@ -93,18 +93,18 @@ def search_r1_row(question: Question, index: int, split: str, template: str) -> 
 
 
 def metadata_of(question: Question) -> Row:
-    """What ``Record`` reads back: the passages and the hops of a question."""
+    """The metadata that ``Record`` reads back: a question's gold passages and hops."""
     hops = [asdict(hop) for hop in question.hops]
     return {"gold_passage_ids": list(question.gold_passage_ids), "hops": hops}
 
 
 def bare_question(prompt: object) -> str | None:
-    """The question inside a prompt (a text, or messages); None where it cannot be found.
+    """The question inside a prompt (a string, or messages); None if it cannot be found.
 
-    It follows the first ``Question:`` right behind a tag, as in the published templates, otherwise
-    the first one behind the last tag. In a template without tags it follows the first one that
-    begins a line or a sentence. A question that contains the word, or a tag, stays whole; a prompt
-    that has neither is the question itself.
+    It follows the first ``Question:`` directly after a tag, as in the published templates, or
+    otherwise the first one after the last tag. In a template without tags it follows the first one
+    that begins a line or a sentence. A question that itself contains the word or a tag stays whole;
+    a prompt with neither is the question itself.
     """
     text = _last_user_text(prompt)
     if text is None:
@@ -132,7 +132,7 @@ def _prompted(
 
 def _last_user_text(prompt: object) -> str | None:
     if isinstance(prompt, str):
-        # Rendered by a chat template: the last message of the user.
+        # Rendered by a chat template: the user's last message.
         return prompt.rpartition("<|im_start|>user\n")[2]
     messages = prompt if isinstance(prompt, list) else []
     for message in reversed(messages):
@@ -143,7 +143,7 @@ def _last_user_text(prompt: object) -> str | None:
 
 
 def _target(record: Record, value: object) -> object:
-    """``{"ground_truth": {"target": [..]}}``, or any shorter form of it, down to the answers.
+    """The answers in ``{"ground_truth": {"target": [..]}}``, or in any shorter form of it.
 
     Each level may be serialised.
     """

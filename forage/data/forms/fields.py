@@ -1,6 +1,6 @@
-"""The fields of a question out of a row: what the forms of record have in common.
+"""Reads a question's fields from a row: the part that all forms of record share.
 
-Errors name the place of the row.
+Errors name the position of the row.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from forage.types import Hop, Question
 _ID_KEYS = ("id", "_id", "qid", "idx", "question_id", "questionid")
 _SOURCE_KEYS = ("data_source", "source")
 _HOP_KEYS = ("subject", "relation", "value", "passage_id")
-# Under which keys an answer that is an object has its texts: TriviaQA's, SQuAD's as columns.
+# The keys under which an answer object has its texts: TriviaQA's, and SQuAD's as columns.
 _TEXT_KEYS = ("value", "aliases", "text")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row, where it stands, and what its question has where the row does not say it."""
+    """A row, its position, and defaults for what its question does not specify."""
 
     place: str
     row: Row
@@ -38,7 +38,7 @@ class Record:
 
     @property
     def source(self) -> str:
-        """The name of the data set; an address is the origin of one question."""
+        """The dataset's name; a URL instead names where this one question came from."""
         named = (self.row.get(key) for key in _SOURCE_KEYS)
         return next(
             (str(name) for name in named if name and "://" not in str(name)), self.default_source
@@ -50,17 +50,18 @@ class Record:
             return read_serialised(value)
         except UnreadableError as error:
             raise UserError(
-                f"{self.place}: {shorten(value)} looks like a serialised value, but {error}; write "
-                "it as JSON, and an answer with brackets of its own into a list of answers"
+                f"{self.place}: {shorten(value)} looks like a serialised value, but {error}; "
+                "write it as JSON, and put an answer that contains brackets into a list of "
+                "answers"
             ) from error
 
     def question(
         self, text: object, answers: object, answers_key: str, text_key: str = '"question"'
     ) -> Question:
-        """The question of ``text``; the keys are those that errors name."""
+        """The question with this text; errors refer to the given keys."""
         if not isinstance(text, str) or not text.strip():
             raise UserError(
-                f"{self.place}: no question; a text under {text_key} is needed, {self._found()}"
+                f"{self.place}: no question; a string is needed under {text_key}, {self._found()}"
             )
         return Question(
             id=self.own_id or self.default_id,
@@ -70,7 +71,7 @@ class Record:
         )
 
     def _golden_answers(self, value: object, key: str) -> tuple[str, ...]:
-        """One answer or a list of them, each once."""
+        """The distinct answers in one answer or a list of them."""
         found = self.read(value)
         if isinstance(found, dict):
             lowered = {str(name).lower(): each for name, each in found.items()}
@@ -78,15 +79,16 @@ class Record:
         values = [found] if isinstance(found, str | int | float) else found
         if not isinstance(values, Sequence) or not values:
             raise UserError(
-                f"{self.place}: a question without answers; a list of texts is needed under {key}, "
-                f"{self._found()}"
+                f"{self.place}: a question without answers; a list of strings is needed under "
+                f"{key}, {self._found()}"
             )
         texts: list[str] = []
         for answer in values:
             for text in as_list(self.read(answer)) if isinstance(answer, str) else [answer]:
                 if not isinstance(text, str) or not text.strip():
                     raise UserError(
-                        f"{self.place}: the answer {shorten(text)} is no text; put it in quotes"
+                        f"{self.place}: the answer {shorten(text)} is not a string; put it in "
+                        "quotes"
                     )
                 texts.append(text)
         return tuple(dict.fromkeys(map(replace_surrogates, texts)))
@@ -104,7 +106,7 @@ class Record:
         hops = objects(self.place, self._metadata().get("hops"), "hops")
         if any(not isinstance(hop.get(name), str) for hop in hops for name in _HOP_KEYS):
             raise UserError(
-                f"{self.place}: a hop is an object with texts under {', '.join(_HOP_KEYS)}"
+                f"{self.place}: a hop must be an object with strings under {', '.join(_HOP_KEYS)}"
             )
         return tuple(Hop(*(hop[name] for name in _HOP_KEYS)) for hop in hops)
 
@@ -114,7 +116,7 @@ class Record:
 
 
 def objects(place: str, value: object, what: str) -> list[Row]:
-    """``value`` as a list of objects, empty for None; ``what`` is what the error calls them."""
+    """``value`` as a list of objects, empty for None; errors call them ``what``."""
     rows = [] if value is None else value
     if not isinstance(rows, list | tuple) or any(not isinstance(row, dict) for row in rows):
         raise UserError(f"{place}: {what} must be a list of objects, not {shorten(value)}")
@@ -122,7 +124,7 @@ def objects(place: str, value: object, what: str) -> list[Row]:
 
 
 def as_list(value: object) -> list[Any]:
-    """A list as it is, nothing for None, and else a list of the value alone."""
+    """A list unchanged, [] for None, otherwise a list of just the value."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,8 +1,8 @@
-"""The published forms of question records, and which of them a file is written in.
+"""The published forms of question records, and how a file's form is recognised.
 
-The first row of a file decides for all of its rows. The log names the form, and a file that fits
-more than one can be read by the name of its form. Here are the forms whose question stands alone;
-those with a prompt around it are in ``chat_rows.py``. SQuAD's paragraphs are a corpus as well.
+The first row of a file decides for all its rows. The log names the form, and a file that matches
+more than one can be read by naming its form. This file has the forms whose question is not part of
+a prompt; the others are in ``chat_rows.py``. SQuAD's paragraphs also serve as a corpus.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forage.data.forms.rows import Row, read_rows, stem
 from forage.errors import UserError
 from forage.types import Passage, Question
 
-# The first of these keys that a row has holds its golden answers.
+# The first of these keys that a row has contains its golden answers.
 _ANSWER_KEYS = ("golden_answers", "answers", "possible_answers", "answer")
 _COMMON_KEYS = frozenset(
     {"id", "_id", "qid", "idx", "question_id", "questionid", "data_source", "source", "question"}
@@ -27,10 +27,10 @@ _TITLE_WORDS = 6
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A form of record: the keys that its rows need, in words and as a test, and its reader.
+    """A form of record: the keys its rows need, in words and as a test, and its reader.
 
-    ``read`` None stands for SQuAD, where one row holds many questions. ``keys`` are those that it
-    reads beside ``_COMMON_KEYS``.
+    ``read`` is None for SQuAD, where one row contains many questions. ``keys`` are those it reads
+    in addition to ``_COMMON_KEYS``.
     """
 
     needed: str
@@ -44,14 +44,14 @@ def _is_squad(row: Row) -> bool:
 
 
 def flat_question(record: Record) -> Question:
-    """A row of one of the flat forms.
+    """The question in a row of one of the flat forms.
 
-    Plain ``{"question", "answers"}``; NQ-open ``{"question", "answer": [..]}``; FlashRAG
-    ``{"id", "question", "golden_answers"}``; HotpotQA and 2Wiki ``{"_id", "question", "answer"}``;
-    MuSiQue, which adds ``answer_aliases``; TriviaQA, whose ``answer`` is ``{"value", "aliases"}``;
-    PopQA, whose ``possible_answers`` are JSON text; the generated world's, which adds
-    ``data_source`` and ``{"metadata": {"gold_passage_ids": [..], "hops": [{"subject", "relation",
-    "value", "passage_id"}]}}``.
+    Plain ``{"question", "answers"}``; NQ-open ``{"question", "answer": [..]}``; FlashRAG ``{"id",
+    "question", "golden_answers"}``; HotpotQA and 2Wiki ``{"_id", "question", "answer"}``; MuSiQue,
+    which adds ``answer_aliases``; TriviaQA, whose ``answer`` is ``{"value", "aliases"}``; PopQA,
+    whose ``possible_answers`` are JSON text; the generated world's, which adds ``data_source`` and
+    ``{"metadata": {"gold_passage_ids": [..], "hops": [{"subject", "relation", "value",
+    "passage_id"}]}}``.
     """
     row = record.row
     answers = next((row[key] for key in _ANSWER_KEYS if key in row), None)
@@ -63,9 +63,9 @@ def flat_question(record: Record) -> Question:
 
 
 def asearcher_question(record: Record) -> Question:
-    """``{"id" | "qid" | "idx", "question", "answer", "aug_answer"}``.
+    """The question in ``{"id" | "qid" | "idx", "question", "answer", "aug_answer"}``.
 
-    ``aug_answer`` holds other wordings of ``answer``; all of them are golden, ``answer`` first.
+    ``aug_answer`` has alternative wordings of ``answer``; all of them are golden, ``answer`` first.
     """
     row = record.row
     both = (record.read(row.get(key)) for key in ("answer", "aug_answer"))
@@ -74,13 +74,15 @@ def asearcher_question(record: Record) -> Question:
 
 
 def browsecomp_plus_question(record: Record) -> Question:
-    """``{"query_id", "query", "answer"}``, deciphered; its gold documents are no passages."""
+    """The question in ``{"query_id", "query", "answer"}``, decrypted; gold documents are
+    dropped.
+    """
     row = record.row
     question = record.question(row["query"], row["answer"], '"answer"', '"query"')
     return replace(question, id=str(row.get("query_id") or record.default_id))
 
 
-# The first form that fits is the form of a row.
+# A row has the first form that matches.
 _FORMS = {
     "squad": _Form("data, a list of articles with paragraphs", _is_squad, None, ("data",)),
     "search-r1": _Form(
@@ -123,21 +125,23 @@ _FORMS = {
 
 
 def recognise(place: str, row: Row) -> str:
-    """The form of the first row of a file; raises ``UserError`` that names the row's keys."""
+    """The form of a file's first row; raises a ``UserError`` that names the row's keys."""
     for name, form in _FORMS.items():
         if form.fits(_small_keys(row)):
             return name
     all_needed = "; ".join(f"{name}: {form.needed}" for name, form in _FORMS.items())
     raise UserError(
-        f"{place}: no known form of question has these keys: {', '.join(map(str, row)) or 'none'}; "
-        f"rename them to fit one: {all_needed}"
+        f"{place}: no known form of question has these keys: "
+        f"{', '.join(map(str, row)) or 'none'}; rename them to match one: {all_needed}"
     )
 
 
 def check_form(form: str) -> str:
-    """``form`` itself; raises ``UserError`` for an unknown one."""
+    """Returns ``form``; raises ``UserError`` if it is unknown."""
     if form not in _FORMS:
-        raise UserError(f"{form!r} is no form of question file; there are {', '.join(_FORMS)}")
+        raise UserError(
+            f"{form!r} is not a form of question file; choose one of {', '.join(_FORMS)}"
+        )
     return form
 
 
@@ -150,9 +154,9 @@ def unread_keys(form: str, row: Row) -> list[str]:
 def questions_of(
     form: str, place: str, row: Row, default_id: str, file_stem: str
 ) -> Iterator[tuple[str, Question | None]]:
-    """The questions of a row, each with its place: many in SQuAD's form, one in the others.
+    """A row's questions, each with its position: many in SQuAD's form, one in the others.
 
-    None stands for a question that has no answer by design (MuSiQue, SQuAD 2.0).
+    A question is None if it is marked as unanswerable (MuSiQue, SQuAD 2.0).
     """
     read = _FORMS[form].read
     if read is None:
@@ -169,26 +173,26 @@ def _is_unanswerable(row: Row) -> bool:
 
 
 def _small_keys(row: Row) -> Row:
-    """Bamboogle and TriviaQA write ``Question`` and ``Answer``."""
+    """The row with the lower-case keys that Bamboogle and TriviaQA capitalise."""
     if "question" in row or "Question" not in row:
         return row
     return {str(key).lower(): value for key, value in row.items()}
 
 
 def squad_passages(path: Path | str) -> list[Passage]:
-    """The paragraphs of a SQuAD file as a corpus; ids are those in ``gold_passage_ids``."""
+    """The paragraphs of a SQuAD file as a corpus, with the ids used in ``gold_passage_ids``."""
     path = Path(path)
     rows = read_rows(path)
     place, tree = next(rows, ("", {}))
     if not _is_squad(tree):
-        raise UserError(f'{path} is no SQuAD file: a JSON object with "data" is needed')
+        raise UserError(f'{path} is not a SQuAD file: a JSON object with "data" is needed')
     return [passage for passage, _ in _paragraphs(place, tree, stem(path))]
 
 
 def _squad_questions(
     place: str, tree: Row, file_stem: str
 ) -> Iterator[tuple[str, Question | None]]:
-    """Each question with its place; answers once each, in the file's order."""
+    """Each question with its position; its distinct answers in the file's order."""
     for passage, paragraph in _paragraphs(place, tree, file_stem):
         where = f"{place}: paragraph {passage.id}"
         for number, row in enumerate(objects(where, paragraph.get("qas"), "qas")):
@@ -205,13 +209,14 @@ def _squad_questions(
 
 
 def _paragraphs(place: str, tree: Row, file_stem: str) -> Iterator[tuple[Passage, Row]]:
-    """Each paragraph as a passage and as the file has it, numbered over the whole file."""
+    """Each paragraph as a passage and as in the file, numbered over the whole file."""
     number = 0
     for article in objects(place, tree.get("data"), "data"):
         for paragraph in objects(place, article.get("paragraphs"), "paragraphs"):
             if not isinstance(paragraph.get("context"), str):
                 raise UserError(
-                    f'{place}: paragraph {number}: an object with a text under "context" is needed'
+                    f'{place}: paragraph {number}: an object with a string under "context" is '
+                    "needed"
                 )
             context = paragraph["context"]
             title = str(article.get("title") or "").replace("_", " ").strip()

@@ -1,7 +1,7 @@
-"""Raw rows of question files, each with its place: the first step of reading, and parquet's writer.
+"""Raw rows of question files with their positions: the first step of reading; also writes parquet.
 
-Files are JSON lines, a list of objects, one object (SQuAD), all of them gzipped or not, or
-parquet. ``forms.py`` decides what the keys of a row mean. The one file that imports pyarrow.
+Files are JSON lines, a list of objects or one object (SQuAD), each optionally gzipped, or parquet.
+``forms.py`` decides what the keys of a row mean. This is the only file that imports pyarrow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS_PER_BATCH = 1000
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Each row with its place, ``path:line`` or ``path: record n``; raises ``UserError``."""
+    """Each row with its position, ``path:line`` or ``path: record n``; raises ``UserError``."""
     for place, value in parquet_rows(path) if path.suffix == ".parquet" else _json_values(path):
         if not isinstance(value, dict):
             raise UserError(f"{place}: a JSON object is needed, not {shorten(value)}")
@@ -33,7 +33,9 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def stem(path: Path) -> str:
-    """The file's name without what says how it is written: ``xquad.en.json`` is ``xquad.en``."""
+    """The file's name without extensions that name its format: ``xquad.en.json`` is
+    ``xquad.en``.
+    """
     name = replace_surrogates(path.name).removesuffix(".gz")
     for suffix in (".jsonl", ".json", ".parquet"):
         name = name.removesuffix(suffix)
@@ -41,13 +43,13 @@ def stem(path: Path) -> str:
 
 
 def shorten(value: object) -> str:
-    """A value as it may stand in a message."""
+    """A value shortened for a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def write_search_r1_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows of Search-R1's form, replacing the file in one move, or not at all."""
+    """Writes rows in Search-R1's form, replacing the file atomically."""
     import pyarrow
     import pyarrow.parquet
 
@@ -85,7 +87,7 @@ def _json_values(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _json_lines(path: Path, text: str) -> Iterator[tuple[str, object]]:
-    # Not splitlines(): JSON strings may hold U+2028 and its like unescaped.
+    # Not splitlines(): JSON strings may contain U+2028 and similar characters unescaped.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -96,7 +98,7 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[str, object]]:
 
 
 def _as_utf8(value: Any, text: str) -> Any:
-    """The ``value`` that ``text`` stands for, lone surrogates in any field replaced by U+FFFD."""
+    """``value``, parsed from ``text``, with lone surrogates in any field replaced by U+FFFD."""
     if "\\u" not in text:
         return value
     return json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
@@ -114,7 +116,7 @@ def _read_text(path: Path) -> str:
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row as plain Python values, with its place; raises ``UserError``."""
+    """Each row as plain Python values, with its position; raises ``UserError``."""
     import pyarrow
     import pyarrow.parquet
 
@@ -131,7 +133,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _search_r1_schema() -> pyarrow.Schema:
-    """The columns of the published files, and ``metadata``, which carries hops and gold ids."""
+    """The columns of the published files, and ``metadata`` for hops and gold ids."""
     import pyarrow
 
     text, struct, list_ = pyarrow.string(), pyarrow.struct, pyarrow.list_

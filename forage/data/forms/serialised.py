@@ -1,8 +1,8 @@
-"""Values that were written as text: JSON, Python's own spelling, or numpy's.
+"""Parses values that were written as text: JSON, Python literals, or numpy's notation.
 
-A table that passed through CSV, pandas or a log holds a list of answers as ``'["Rome", "Roma"]'``,
+A table that passed through CSV, pandas or a log has a list of answers as ``'["Rome", "Roma"]'``,
 ``"['Rome' 'Roma']"`` or ``"array(['Rome', 'Roma'], dtype=object)"``. ``fields.py`` and
-``chat_rows.py`` read them here, and refuse what looks like one and cannot be read.
+``chat_rows.py`` use this to parse them, and refuse a text that looks like one but does not parse.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import json
 import re
 
-# How such a text begins: a list or object that is empty, or whose first item is a text or another.
+# How such a text begins: a list or object that is empty, or begins with a string or a nested one.
 _BEGINNING = re.compile(r"""\s*(?:array\(|[\[{]\s*(?:array\(|[\[{"']|[\]}]\s*\Z))""")
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _NUMPY_LIST = re.compile(r"\[\s*\0(?:\s+\0)*\s*\]")
@@ -20,13 +20,14 @@ _NEIGHBOURS = re.compile(r"\0\s*\0")
 
 
 class UnreadableError(ValueError):
-    """A text that begins as a serialised value and cannot be read as one."""
+    """A text that begins like a serialised value but does not parse as one."""
 
 
 def read_serialised(value: object) -> object:
-    """The list or object that a text stands for; any other value as it is.
+    """The list or object that a text represents; any other value unchanged.
 
-    Raises ``UnreadableError``. ``"[REC]"`` and ``"[1, 2]"`` are texts: nothing in them is quoted.
+    Raises ``UnreadableError``. ``"[REC]"`` and ``"[1, 2]"`` stay strings: nothing in them is
+    quoted.
     """
     if not isinstance(value, str) or not _BEGINNING.match(value):
         return value
@@ -36,16 +37,18 @@ def read_serialised(value: object) -> object:
         pass
     texts = iter(_TEXT.findall(value))
     outline = _NUMPY_LIST.sub(_with_commas, _TEXT.sub("\0", value.strip()))
-    if _NEIGHBOURS.search(outline):  # Python would join them to one text
-        raise UnreadableError("texts follow each other without a comma")
+    if _NEIGHBOURS.search(outline):  # Python would concatenate them
+        raise UnreadableError("strings follow each other without a comma")
     try:
         outline = _ARRAY.sub(r"\1", outline)
         found = ast.literal_eval(re.sub("\0", lambda _: next(texts), outline))
     except (ValueError, SyntaxError, RecursionError, MemoryError, StopIteration) as error:
-        raise UnreadableError("it is neither JSON nor Python's or numpy's spelling") from error
+        raise UnreadableError(
+            "it is neither JSON nor a Python literal nor numpy's notation"
+        ) from error
     return found
 
 
 def _with_commas(found: re.Match[str]) -> str:
-    """numpy writes the texts of a list with spaces between them."""
+    """The text with commas between strings, where numpy writes spaces."""
     return f"[{', '.join(found[0].count(chr(0)) * chr(0))}]"

@@ -1,7 +1,7 @@
 """The published question sets: where the hub keeps them, and how many questions they have.
 
-Nothing is fetched here; ``prepare.py`` does that. Counts are those of the published training and
-test files of Search-R1; the number of questions of a set without a count is not checked.
+Nothing is downloaded here; ``prepare.py`` does that. Counts are those of Search-R1's published
+training and test files; for a set without a count, the number of questions is not checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
 MERGED = "PeterJinGo/nq_hotpotqa_train"
 
 TEST_SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
-"""The seven sets that published results are reported on."""
+"""The seven sets on which published results are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ _TEST_COUNTS = {
 }
 _TRAIN_SETS = ("nq", "hotpotqa", "triviaqa", "2wikimultihopqa", "musique")
 _DEV_SETS = ("hotpotqa", "2wikimultihopqa", "musique")
-"""Sets whose test answers are hidden: the field tests on their dev split."""
+"""Sets whose test answers are hidden: the field evaluates on their dev split."""
 
 
 def _flashrag(name: str, hub_split: str, published: dict[str, int]) -> BenchmarkPart:
@@ -57,7 +57,7 @@ _PARTS: dict[tuple[str, str], BenchmarkPart] = {
 
 
 def published(name: str, split: str) -> BenchmarkPart:
-    """A split of a set; raises ``UserError`` that lists the published sets."""
+    """A split of a set; raises a ``UserError`` that lists the published sets."""
     part = _PARTS.get((name, split))
     if part is None:
         names = [known for known, known_split in _PARTS if known_split == split]
@@ -70,7 +70,7 @@ def published(name: str, split: str) -> BenchmarkPart:
 
 
 def names_of(text: str) -> list[str]:
-    """``"nq,hotpotqa"`` as names, each once; ``"seven"`` is all test sets."""
+    """The distinct names in ``"nq,hotpotqa"``; ``"seven"`` means all test sets."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise UserError("name at least one set, for example: forage data prepare nq,hotpotqa")
@@ -79,9 +79,9 @@ def names_of(text: str) -> list[str]:
 
 
 def require_file(path: Path, sets: Sequence[str], split: Literal["train", "test"]) -> None:
-    """Raise ``UserError`` with the command to run where a file of published sets is missing."""
+    """Raises ``UserError`` with the command to run if a file of published sets is missing."""
     if sets and not path.exists():
-        raise UserError(f"{path} is not there yet; run: {prepare_command(path, sets, split)}")
+        raise UserError(f"{path} does not exist yet; run: {prepare_command(path, sets, split)}")
 
 
 def prepare_command(path: Path, sets: Sequence[str], split: Literal["train", "test"]) -> str:

@@ -1,8 +1,8 @@
-"""Downloads large files over HTTP: resumed by byte range, checked by hash, whole or not there.
+"""Downloads large files over HTTP: resumed by byte range, verified by hash, written atomically.
 
-A file may be published in pieces (``part_aa``, ``part_ab``), which are joined while they arrive.
-Received bytes are in ``NAME.partial``. A continued download hashes the bytes of the unfinished
-piece, asks for the rest, and renames the file when every piece has been verified.
+A file may be published in pieces (``part_aa``, ``part_ab``), which are joined as they arrive.
+Received bytes are in ``NAME.partial``. A resumed download hashes the bytes of the unfinished piece,
+requests the rest, and renames the file once every piece is verified.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LOG = logging.getLogger(__name__)
 _CHUNK_BYTES = 2**20
 _TIMEOUT_S = 60.0
 _MAX_TRIES = 6
-"""Tries in a row without a byte received; any byte starts the count again."""
+"""Consecutive attempts without a byte received; any byte resets the count."""
 
-# Worth another try: another refusal would only be repeated.
+# Worth a retry: other refusals would only be repeated.
 _PASSING_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -39,8 +39,8 @@ _PASSING_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 class Piece:
     """A whole file, or a part of one: its address, its length and its hash.
 
-    ``sha1`` is git's hash of the content, which the hub publishes for small files. One of the two
-    hashes is set.
+    ``sha1`` is git's hash of the content, which the hub publishes for small files. Exactly one of
+    the two hashes is set.
     """
 
     url: str
@@ -55,7 +55,7 @@ class Piece:
 
 
 class _Interrupted(Exception):
-    """A try that ended before the end of the piece; another try may bring the rest."""
+    """An attempt ended before the end of the piece; a retry may get the rest."""
 
 
 def download(
@@ -64,25 +64,25 @@ def download(
     on_bytes: Callable[[int], None] = lambda _: None,
     first_wait_s: float = 1.0,
 ) -> None:
-    """Download ``pieces``, end to end, into ``target``; does nothing if it is there already.
+    """Downloads ``pieces``, end to end, into ``target``; does nothing if that exists already.
 
-    ``on_bytes`` is called with each number of bytes found on the disk or received. After a try
-    without a byte the next one waits, twice as long each time. Raises ``UserError`` for a server
-    that refuses, a checksum that differs, or a full disk.
+    ``on_bytes`` is called with each number of bytes found on disk or received. After an attempt
+    without a byte it waits, twice as long each time. Raises ``UserError`` if the server refuses, a
+    checksum differs, or the disk is full.
     """
     num_bytes = sum(piece.num_bytes for piece in pieces)
     if target.exists():
         if target.stat().st_size != num_bytes:
             raise UserError(
-                f"{target} is there with {target.stat().st_size:,} bytes, but {num_bytes:,} are "
-                "published; move it away, or choose another --out"
+                f"{target} already exists with {target.stat().st_size:,} bytes, but the published "
+                f"file has {num_bytes:,}; move it away, or choose another --out"
             )
         on_bytes(num_bytes)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
     partial.touch()
-    if partial.stat().st_size > num_bytes:  # of another file: no piece of this one was verified
+    if partial.stat().st_size > num_bytes:  # from another file: no piece of this one was verified
         partial.write_bytes(b"")
     _check_room(partial, num_bytes)
     try:
@@ -94,8 +94,8 @@ def download(
             file.truncate(start)
     except OSError as error:
         raise UserError(
-            f"cannot write {partial}: {error.strerror or error}; received bytes are kept: make "
-            "room and run the same command again"
+            f"cannot write {partial}: {error.strerror or error}; received bytes are kept: free "
+            "some space and run the same command again"
         ) from error
     partial.replace(target)
 
@@ -103,7 +103,7 @@ def download(
 def _fetch_piece(
     piece: Piece, file: BinaryIO, start: int, on_bytes: Callable[[int], None], first_wait_s: float
 ) -> None:
-    """Complete and verify the piece at ``start``; raises ``UserError``."""
+    """Completes and verifies the piece at ``start``; raises ``UserError``."""
     end = start + piece.num_bytes
     num_there = file.seek(0, 2)
     if num_there > end:  # a later piece was begun, so this one was verified
@@ -129,8 +129,8 @@ def _fetch_piece(
         num_failed = 0 if file.tell() > before else num_failed + 1
         if num_failed == _MAX_TRIES:
             raise UserError(
-                f"{piece.url}: {reason}, {_MAX_TRIES} times in a row; received bytes are kept: run "
-                "the same command again"
+                f"{piece.url}: {reason}, {_MAX_TRIES} times in a row; received bytes are kept: "
+                "run the same command again"
             )
         LOG.warning("%s: %s; continuing at byte %d", piece.url, reason, file.tell() - start)
         time.sleep(first_wait_s * 2 ** max(num_failed - 1, 0))
@@ -138,21 +138,21 @@ def _fetch_piece(
     if digest.hexdigest() != wanted:
         file.truncate(start)
         raise UserError(
-            f"{piece.url}: its checksum is {digest.hexdigest()}, published is {wanted}; it was "
-            "removed: run the same command again, or distrust the mirror"
+            f"{piece.url}: its checksum is {digest.hexdigest()}, but the published one is "
+            f"{wanted}; the piece was removed: run the same command again, or use another mirror"
         )
 
 
 def _receive(piece: Piece, num_there: int) -> Iterator[bytes]:
-    """The bytes of a piece after the first ``num_there``, as far as one request brings them."""
+    """The bytes of a piece after the first ``num_there``, as far as one request delivers them."""
     request = urllib.request.Request(piece.url, headers={"Range": f"bytes={num_there}-"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             has_range = reply.status == 206
             sent = reply.headers.get("Content-Range") or ""
             if has_range and not sent.startswith(f"bytes {num_there}-"):
-                raise _Interrupted("the server sent another range than the one asked for")
-            # A server without ranges sends everything; the bytes already here are skipped.
+                raise _Interrupted("the server sent a different range from the one requested")
+            # A server without ranges sends everything; the bytes we already have are skipped.
             num_to_skip = 0 if has_range else num_there
             num_left = piece.num_bytes - num_there
             while num_left > 0 and (chunk := reply.read1(_CHUNK_BYTES)):
@@ -176,6 +176,6 @@ def _check_room(partial: Path, num_bytes: int) -> None:
     num_free = shutil.disk_usage(partial.parent).free
     if num_needed > num_free:
         raise UserError(
-            f"{partial.parent} has {num_free / 1e9:.1f} GB free, {num_needed / 1e9:.1f} GB are "
-            "still to come; make room, or choose another --out"
+            f"{partial.parent} has {num_free / 1e9:.1f} GB free, but {num_needed / 1e9:.1f} GB "
+            "are still to be downloaded; free some space, or choose another --out"
         )

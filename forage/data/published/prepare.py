@@ -1,9 +1,9 @@
-"""``forage data prepare``: published question sets into one file of ours, checked and resumable.
+"""``forage data prepare``: published question sets combined into one file, verified and resumable.
 
-Each set is streamed from the hub (or a local copy) into a part file beside the result; the one file
-that imports ``datasets``. An interrupted part is continued after its last whole line, and a
-complete part has been counted. The result appears whole, at the end. Its ids have their source in
-front, since each set numbers its questions from 0.
+Each set is streamed from the hub (or a local copy) into a part file next to the result; only this
+file imports ``datasets``. An interrupted part resumes after its last whole line, and a complete
+part has been counted. The result appears atomically at the end. Its ids are prefixed with their
+source, since each set numbers its questions from 0.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LOG = logging.getLogger(__name__)
 def prepare(
     names: Sequence[str], split: str, out: Path, source: str | None, template: str
 ) -> Counter[str]:
-    """Write the questions of published sets to ``out``; returns their number by data source.
+    """Writes the questions of published sets to ``out``; returns their number by data source.
 
     ``source`` replaces the hub id: another repository, or a local directory (files such as
     ``nq/train.jsonl``, a copy of the repository, or what ``datasets`` saved). ``out`` is JSON
-    lines, or Search-R1's parquet (with ``template`` around the question) where it ends so. Raises
-    ``UserError``, also for a number of questions that is not the published one.
+    lines, or Search-R1's parquet (with ``template`` around the question) if it has that extension.
+    Raises ``UserError``, also if a set does not have the published number of questions.
     """
     parts = {name: published(name, split) for name in names}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -59,23 +59,25 @@ def prepare(
 def convert(
     files: Sequence[Path], form: str | None, out: Path, split: str, template: str
 ) -> Counter[str]:
-    """Write question files of any form to ``out`` as one file, in Forage's form or Search-R1's.
+    """Converts question files of any form to one file ``out``, in Forage's form or Search-R1's.
 
-    Ids that two files share get their source in front. Raises ``UserError``.
+    Ids that occur in two files are prefixed with their source. Raises ``UserError``.
     """
     read = [question for file in files for question in read_questions(file, form)]
     times = Counter(question.id for question in read)
     questions = [_prefixed(question) if times[question.id] > 1 else question for question in read]
     if repeated := [i for i, count in Counter(q.id for q in questions).items() if count > 1]:
         raise UserError(
-            f"the id {repeated[0]!r} stands in two files (and {len(repeated) - 1} more do); is a "
-            "file named twice?"
+            f"the id {repeated[0]!r} occurs in two files ({len(repeated) - 1} more ids do too); "
+            "check that no file is named twice"
         )
     return _write(questions, out, split, template)
 
 
 def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None, bar: Bar) -> Path:
-    """The file of one set, complete and counted; an earlier run's unfinished part is continued."""
+    """The part file of one set, complete and counted; continues an earlier run's unfinished
+    part.
+    """
     done = out.with_name(f".{out.name}.{name}.jsonl")
     if done.exists():
         LOG.info("%s: already there", name)
@@ -97,12 +99,12 @@ def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None,
         if not counts:
             partial.unlink(missing_ok=True)
     if not counts:
-        raise UserError(f"{name}: {source or part.hub_id} holds no question of it")
+        raise UserError(f"{name}: {source or part.hub_id} contains none of its questions")
     if part.counts and counts != part.counts:
         partial.unlink()
         raise UserError(
-            f"{name}: {_say(counts)} questions arrived, but {_say(part.counts)} are published; is "
-            f"{source or part.hub_id} the whole set? None of them was kept"
+            f"{name}: received {_say(counts)} questions, but {_say(part.counts)} are published; "
+            f"none were kept. Check that {source or part.hub_id} is the complete set"
         )
     partial.replace(done)
     return done
@@ -115,14 +117,14 @@ def _questions(
     for number, (place, row) in enumerate(_rows(name, part, source, start), start=start):
         form = form or recognise(place, row)
         for _, question in questions_of(form, place, row, f"{part.hub_split}_{number}", name):
-            if question is not None:  # none of the published sets marks any as unanswerable
+            if question is not None:  # no published set marks any as unanswerable
                 yield _prefixed(question)
 
 
 def _rows(
     name: str, part: BenchmarkPart, source: str | None, start: int
 ) -> Iterator[tuple[str, dict[str, object]]]:
-    """The rows of a set from number ``start`` on, each with its place."""
+    """The rows of a set from number ``start`` on, each with its position."""
     file = _local_file(part, source)
     if file is not None:
         yield from (row for number, row in enumerate(read_rows(file)) if number >= start)
@@ -138,8 +140,8 @@ def _stream_rows(
 ) -> Iterator[dict[str, Any]]:
     """The rows of a split from row ``num_skipped`` on, streamed; raises ``UserError``.
 
-    ``source`` is a hub id, a copy of a hub repository in a local directory, or what
-    ``save_to_disk`` wrote there.
+    ``source`` is a hub id, a local copy of a hub repository, or a directory written by
+    ``save_to_disk``.
     """
     from datasets.exceptions import DatasetGenerationError
 
@@ -150,7 +152,7 @@ def _stream_rows(
         what = source if config is None else f"{source} ({config})"
         raise UserError(
             f"cannot read the split {split} of {what}: {error}; run the same command again to "
-            "continue; if this machine cannot reach the hub, copy the data set here and name it "
+            "continue; if this machine cannot reach the hub, copy the dataset here and name it "
             "with --source"
         ) from error
 
@@ -168,12 +170,12 @@ def _open(source: str, config: str | None, split: str) -> IterableDataset:
         if split not in data:
             raise ValueError(f"it has the splits {', '.join(map(str, data))}")
         data = data[split]
-    assert isinstance(data, Dataset), "a saved split is a data set"
+    assert isinstance(data, Dataset), "a saved split is a dataset"
     return data.to_iterable_dataset()
 
 
 def _saved_directory(source: str, config: str | None) -> Path | None:
-    """Where ``save_to_disk`` wrote, in ``source`` itself or in a folder for each set."""
+    """The directory ``save_to_disk`` wrote: ``source`` itself, or a folder per set in it."""
     for folder in (Path(source), Path(source) / (config or "")):
         if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
             return folder
@@ -200,7 +202,7 @@ def _prefixed(question: Question) -> Question:
 
 
 def _counts_in(partial: Path) -> Counter[str]:
-    """Whole lines of an interrupted part by source; a torn last line is cut off."""
+    """Counts an interrupted part's whole lines by source; removes a truncated last line."""
     if not partial.exists():
         return Counter()
     whole = partial.read_bytes().rpartition(b"\n")[0]

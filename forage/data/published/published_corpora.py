@@ -1,8 +1,7 @@
-"""``forage data corpus``: the published corpora and their indexes, from the hub or by address.
+"""``forage data corpus``: downloads the published corpora and indexes from the hub or a URL.
 
-The hub is asked for the files of a repository, their lengths and their hashes, at one revision that
-is written down; ``download.py`` downloads them. ``forage index`` reads the corpus as it is
-published (gzip too).
+The hub lists a repository's files with lengths and hashes, at one recorded revision;
+``download.py`` downloads them. ``forage index`` reads the corpus as published (gzip too).
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ SOURCE_FILE = "source.json"
 
 _TIMEOUT_S = 30.0
 _BYTES_PER_STEP = 10**6
-# Pieces of one file as `split` names them: part_aa, part_ab, ... or name.part_aa.
+# Pieces of one file, named like those of `split`: part_aa, part_ab, ... or name.part_aa.
 _PIECE = re.compile(r"^(?P<whole>.*?)[._-]?part[._-]?[a-z]{2}$")
 _NO_DATA = (".gitattributes", ".gitignore", "README.md")
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A hub repository, and the name of the file that its pieces make up, where it has pieces.
+    """A hub repository, and the name of the file to join its pieces into, if it has pieces.
 
-    ``gigabytes`` is the published size, for plans, which ask no server; None where none is known.
+    ``gigabytes`` is the published size, for plans, which contact no server; None if unknown.
     """
 
     hub_id: str
@@ -59,28 +58,30 @@ CORPORA = {
 def fetch(
     name: str, out: Path, hub: str | None, revision: str | None, sha256: str | None
 ) -> list[Path]:
-    """Download every file of a published corpus, or the file at an address, into ``out``.
+    """Downloads every file of a published corpus, or the file at a URL, into ``out``.
 
-    The commit of ``revision`` is written to ``source.json``, and a continued download uses it
-    again, so that a change on the hub cannot mix two versions. Raises ``UserError``.
+    The commit of ``revision`` is written to ``source.json``, and a resumed download reuses it, so
+    that a change on the hub cannot mix two versions. Raises ``UserError``.
     """
     if name.startswith(("http://", "https://")):
         if hub or revision:
-            raise UserError("--hub and --revision are for a corpus by name, not for an address")
+            raise UserError("--hub and --revision apply to a corpus by name, not to an address")
         files = _file_at(name, sha256 or "")
     else:
         if sha256:
-            raise UserError("--sha256 is for an address; a corpus by name has its own checksums")
+            raise UserError(
+                "--sha256 applies to an address; a corpus by name has its own checksums"
+            )
         corpus = CORPORA.get(name)
         if corpus is None:
-            raise UserError(f"there is no corpus {name!r}; there are {', '.join(CORPORA)}")
+            raise UserError(f"there is no corpus {name!r}; choose one of {', '.join(CORPORA)}")
         hub = (hub or HUB).rstrip("/")
         try:
             commit = _commit(corpus.hub_id, out, hub, revision or "main")
             files = _listing(corpus, hub, commit)
-        except (KeyError, TypeError, AttributeError) as error:  # of the replies: see _ask
+        except (KeyError, TypeError, AttributeError) as error:  # from the replies: see _ask
             raise UserError(
-                f"{hub} does not answer as the hub does ({error!r}); name another mirror with --hub"
+                f"{hub} does not answer like the hub ({error!r}); name another mirror with --hub"
             ) from error
     paths = _fetch(files, out, Path(name).name)
     LOG.info("complete and verified: %s", ", ".join(map(str, paths)))
@@ -95,7 +96,7 @@ def _file_at(address: str, sha256: str) -> dict[str, list[Piece]]:
     except ValueError:
         name = ""
     if not name:
-        raise UserError(f"{address} is no address of a file; write http(s)://host/path/name")
+        raise UserError(f"{address} is not the address of a file; write http(s)://host/path/name")
     return {name: [Piece(address, _length(address), sha256)]}
 
 
@@ -116,7 +117,7 @@ def _fetch(files: dict[str, list[Piece]], out: Path, label: str) -> list[Path]:
 
 
 def _commit(hub_id: str, out: Path, hub: str, revision: str) -> str:
-    """The commit to download: that of an earlier, unfinished download, else the hub's answer."""
+    """The commit to download: that of an earlier, unfinished download, or else the hub's answer."""
     source_file = out / SOURCE_FILE
     if source_file.exists():
         try:
@@ -124,12 +125,12 @@ def _commit(hub_id: str, out: Path, hub: str, revision: str) -> str:
             there, its_revision, commit = (source[key] for key in ("hub_id", "revision", "commit"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{source_file} does not say what {out} holds ({error}); choose another --out, or "
-                "remove that file: what lies there is then compared with the newest commit"
+                f"{source_file} does not say what {out} contains ({error}); choose another --out, "
+                "or remove that file: the existing files are then compared with the newest commit"
             ) from error
         if (there, its_revision) != (hub_id, revision):
             raise UserError(
-                f"{out} holds {there} at {its_revision}, not {hub_id} at {revision}; choose "
+                f"{out} contains {there} at {its_revision}, not {hub_id} at {revision}; choose "
                 "another --out"
             )
         LOG.info("%s at commit %s, as before", hub_id, commit)
@@ -142,7 +143,7 @@ def _commit(hub_id: str, out: Path, hub: str, revision: str) -> str:
 
 
 def _listing(corpus: Published, hub: str, commit: str) -> dict[str, list[Piece]]:
-    """The pieces of each file, from the hub's list of the repository."""
+    """The pieces of each file, from the hub's file list of the repository."""
     hub_id = corpus.hub_id
     entries: list[dict[str, Any]] = []
     page: str | None = f"{hub}/api/datasets/{hub_id}/tree/{commit}?recursive=true"
@@ -160,7 +161,7 @@ def _listing(corpus: Published, hub: str, commit: str) -> dict[str, list[Piece]]
         checksum = {"sha256": entry["lfs"]["oid"]} if "lfs" in entry else {"sha1": entry["oid"]}
         files.setdefault(_whole(path, corpus), []).append(Piece(url, entry["size"], **checksum))
     if not files:
-        raise UserError(f"{hub_id} at {commit} holds no file; is --revision right?")
+        raise UserError(f"{hub_id} at {commit} contains no files; check --revision")
     return files
 
 
@@ -171,7 +172,7 @@ def _whole(path: str, corpus: Published) -> str:
 
 
 def _ask(url: str) -> tuple[Any, str | None]:
-    """The hub's answer, of whatever form, and the address of its next page where there is one."""
+    """The hub's parsed answer, unchecked, and the URL of its next page if there is one."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:
             more = re.search(r'<([^>]+)>;\s*rel="next"', reply.headers.get("Link") or "")
@@ -181,8 +182,9 @@ def _ask(url: str) -> tuple[Any, str | None]:
     except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise UserError(
-            f"cannot ask {url}: {reason}; if the hub cannot be reached, name a mirror with --hub, "
-            "or download the files elsewhere and give them to: forage index --corpus FILE"
+            f"cannot query {url}: {reason}; if the hub cannot be reached, name a mirror with "
+            "--hub, or download the files on another machine and pass them to: forage index "
+            "--corpus FILE"
         ) from error
 
 
@@ -194,5 +196,5 @@ def _length(address: str) -> int:
     except (OSError, ValueError, HTTPException) as error:
         raise UserError(f"cannot reach {address}: {error}") from error
     if length is None:
-        raise UserError(f"{address}: the server does not say how long the file is")
+        raise UserError(f"{address}: the server does not report the file's length")
     return int(length)

@@ -1,10 +1,10 @@
 """A generated encyclopedia: invented facts in short articles, and questions of one to three hops.
 
-The world is made of two countries that share the same books but no facts: questions for training
-are asked about the first, questions for testing about the second. No entity of a test question
-is ever named in a training question, so the only way to answer is to search and read. Files are
-the ordinary ones: ``corpus.jsonl`` for ``forage index``, ``train.jsonl`` and ``test.jsonl`` for
-``forage train`` and ``forage eval``.
+The world consists of two countries that share the same books but no facts: training questions are
+about the first, test questions about the second. No entity of a test question is ever named in a
+training question, so the only way to answer is to search and read. It writes the usual files:
+``corpus.jsonl`` for ``forage index``, ``train.jsonl`` and ``test.jsonl`` for ``forage train`` and
+``forage eval``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from forage.types import Hop, Passage, Question
 
 MIN_SIZE = 200
 TEST_SHARE = 0.25
-"""Share of the articles that belong to the country of the test questions."""
+"""The share of articles that belong to the country of the test questions."""
 
 KIND_SHARES = {"person": 0.36, "town": 0.22, "region": 0.04, "company": 0.16, "work": 0.13}
-"""Shares of the articles by kind; events make up the rest."""
+"""The shares of articles by kind; events make up the rest."""
 
 CHAINS: dict[int, tuple[tuple[str, ...], ...]] = {
     1: (
@@ -54,7 +54,7 @@ CHAINS: dict[int, tuple[tuple[str, ...], ...]] = {
         ("work", "author", "birthplace", "product"),
     ),
 }
-"""Question shapes by number of hops: the kind that is asked about, then the relations followed."""
+"""Question shapes by number of hops: the kind of entity, then the relations to follow."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class World:
 def make_world(size: int, seed: int, num_hops: int | None = None) -> World:
     """A world of ``size`` articles; the same size and seed give the same articles.
 
-    Its questions have ``num_hops`` hops, or one, two and three in turn where it is None.
+    Its questions have ``num_hops`` hops, or one, two and three in turn if that is None.
     """
     rng = random.Random(f"world-{seed}")
     countries = draw_countries(size, rng)
@@ -100,7 +100,7 @@ def write_world(out: Path, size: int, seed: int, num_hops: int | None = None) ->
 
 
 def write_files(out: Path, world: World) -> World:
-    """Write the three files of ``world`` into ``out``, and give it back."""
+    """Writes the three files of ``world`` into ``out``, and returns it."""
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus.jsonl", world.passages)
     write_questions(out / "train.jsonl", world.train)
@@ -114,7 +114,9 @@ def draw_countries(size: int, rng: random.Random) -> list[list[Entity]]:
     Raises ``UserError`` for a world that is too small.
     """
     if size < MIN_SIZE:
-        raise UserError(f"a world of {size} articles is too small; --size needs {MIN_SIZE} or more")
+        raise UserError(
+            f"a world of {size} articles is too small; set --size to at least {MIN_SIZE}"
+        )
     names = language.NameMaker(rng)
     num_test = round(size * TEST_SHARE)
     return [_country(size - num_test, names, rng), _country(num_test, names, rng)]
@@ -137,7 +139,7 @@ def _relate(by_kind: dict[str, list[Entity]], rng: random.Random) -> None:
         person.links["birthplace"] = rng.choice(towns)
         person.values["occupation"] = rng.choice(language.OCCUPATIONS)
     for index, town in enumerate(towns):
-        # The first towns are spread over the regions, so that each region has a town to name.
+        # The first towns are spread over the regions, so that each region has at least one.
         town.links["region"] = regions[index] if index < len(regions) else rng.choice(regions)
         town.values["product"] = rng.choice(language.PRODUCTS)
     for region, town in zip(regions, towns, strict=False):
@@ -203,6 +205,6 @@ def _question(start: Entity, relations: tuple[str, ...], rng: random.Random) -> 
 
 
 def numbered(families: list[list[Question]], split: str) -> tuple[Question, ...]:
-    """One question of each family in turn, until the shortest list is used up, with ids."""
+    """One question of each family in turn, with ids, until the shortest list is used up."""
     rows = [question for row in zip(*families, strict=False) for question in row]
     return tuple(replace(question, id=f"{split}-{index}") for index, question in enumerate(rows))

@@ -1,8 +1,8 @@
-"""The sentences of the hard world: every fact once with its noun, and in words that leave it out.
+"""The sentences of the hard world: each fact with its noun, and in wordings that leave it out.
 
-``hard_world.py`` decides which facts exist and which wordings are used; names are those of
-``language.py``. ``{name}`` is the article's subject, ``{value}`` the fact, ``{x}`` what is asked
-about. The first wording of each is the one with the noun.
+``hard_world.py`` decides which facts exist and which wordings are used; names come from
+``language.py``. ``{name}`` is the article's subject, ``{value}`` the fact, ``{x}`` the entity a
+question is about. The first wording of each is the one with the noun.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A generated world that is harder by the skills that are chosen, to tell algorithms apart.
+"""A generated world made harder by selected skills, to tell algorithms apart.
 
-The entities and names are drawn as in ``encyclopedia.py``, whose easy world stays what it is. An
-article states each fact in a sentence of its own, in shuffled order. Questions of every family
-come in turn; ``data_source`` says which (``world-3``, ``world-number``, ``world-comparison``,
-``world-nothing``), so that evaluations tell them apart. A search that drops passages or shows
-namesakes first is the client's (``search.noise``), a cost of searching the reward's.
+Entities and names are drawn as in ``encyclopedia.py``, whose easy world is unchanged. An article
+states each fact in a separate sentence, in shuffled order. Questions of every family alternate;
+``data_source`` names the family (``world-3``, ``world-number``, ``world-comparison``,
+``world-nothing``), so that evaluations can separate them. A search that drops passages or shows
+namesakes first is configured at the client (``search.noise``), a cost of searching in the reward.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from forage.types import Hop, Passage, Question
 Skill = Literal["four_hops", "comparison", "distractors", "unanswerable", "numbers", "paraphrase"]
 SKILLS: tuple[Skill, ...] = get_args(Skill)
 NOTHING = "nothing found"
-"""The answer to a question whose facts no article holds."""
+"""The answer to a question whose facts are in no article."""
 GHOST_SHARE = 0.08
-"""Share of the people and towns without an article, with ``unanswerable``."""
+"""With ``unanswerable``, the share of people and towns without an article."""
 FIRST_YEAR, LAST_YEAR = 1500, 1990
 
 _RELATIONS: dict[str, tuple[str, ...]] = {
@@ -52,19 +52,19 @@ _NO_START = ("region",)
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """What sentences and questions of one world are made with."""
+    """What the sentences and questions of one world are made from."""
 
     skills: frozenset[Skill]
     relations: dict[str, tuple[str, ...]]
     rng: random.Random
 
     def word(self, wordings: language.Wordings) -> str:
-        """The first of the wordings, or with ``paraphrase`` any."""
+        """The first of the wordings, or with ``paraphrase`` any of them."""
         return self.rng.choice(wordings if "paraphrase" in self.skills else wordings[:1])
 
 
 def make_hard_world(size: int, seed: int, skills: Iterable[Skill] = SKILLS) -> World:
-    """A world of ``size`` articles or a few less; raises ``UserError`` for one too small.
+    """A world of ``size`` or slightly fewer articles; raises ``UserError`` if that is too small.
 
     The same size, seed and skills give the same world.
     """
@@ -95,7 +95,7 @@ def _added(kind: str, skills: frozenset[Skill]) -> tuple[str, ...]:
 
 
 def _relate(country: Sequence[Entity], maker: _Maker) -> None:
-    """Give every entity the facts that the skills add; each leads elsewhere than its like."""
+    """Adds the facts of the skills to every entity, each with a target no other relation has."""
     by_kind = _by_kind(country)
     for entity in country:
         for relation in maker.relations[entity.kind]:
@@ -148,7 +148,7 @@ def _questions(country: Sequence[Entity], maker: _Maker) -> list[list[Question]]
 
 
 def _chains(kind: str, num_hops: int, maker: _Maker) -> list[tuple[str, ...]]:
-    """Every chain of so many relations from an entity of this kind."""
+    """Every chain of this many relations from an entity of this kind."""
     if num_hops == 0:
         return [()]
     chains: list[tuple[str, ...]] = []
@@ -159,7 +159,7 @@ def _chains(kind: str, num_hops: int, maker: _Maker) -> list[tuple[str, ...]]:
                 chains.append((relation,))
         elif target is not None:
             rest = _chains(target, num_hops - 1, maker)
-            # No relation twice: the capital of the region of a capital is that capital.
+            # No relation twice: the capital of the region of a capital is that same capital.
             chains += [(relation, *more) for more in rest if relation not in more]
     return chains
 
@@ -174,7 +174,7 @@ def _question(start: Entity, chain: Sequence[str], family: str, maker: _Maker) -
 
 
 def _follow(start: Entity, chain: Sequence[str]) -> tuple[list[Hop], Entity | None]:
-    """The hops along ``chain`` and where they end; they break off at what has no article."""
+    """The hops along ``chain`` and its target; they stop at an entity without an article."""
     hops: list[Hop] = []
     entity: Entity | None = start
     for relation in chain:
@@ -188,7 +188,7 @@ def _follow(start: Entity, chain: Sequence[str]) -> tuple[list[Hop], Entity | No
 
 
 def _comparisons(country: Sequence[Entity], maker: _Maker) -> Iterable[Question]:
-    """Which of two people, or of two companies, is older."""
+    """Questions asking which of two people, or of two companies, is older."""
     by_kind = _by_kind(country)
     for kind, relation in (("person", "birth year"), ("company", "opening year")):
         for one in by_kind[kind]:

@@ -1,13 +1,13 @@
 """The language of the generated encyclopedia: invented names, and templates for its sentences.
 
-Names are made of few pieces, so that a model of a million parameters can copy a name that it has
-never seen: a small byte-level BPE learns each piece as one token, every piece is common even when
-the name is new, and the first piece of a name tells it from most others on a page. No name is a
-word of another one: a town is never called like the first word of a company.
+Names are built from few pieces, so that a model of a million parameters can copy a name it has
+never seen: a small byte-level BPE learns each piece as one token, every piece is common even if the
+name is new, and the first piece of a name distinguishes it from most others on a page. No name is a
+word of another one: a town never shares its name with the first word of a company.
 
-Every kind of sentence has several wordings, so that a fact is found by reading and not by its
-position. An article calls a relation by the noun that ``ASK`` and ``REFER`` are keyed by; most
-questions do not. ``encyclopedia.py`` decides which facts exist.
+Every kind of sentence has several wordings, so that a fact is found by reading and not by position.
+An article calls a relation by the noun that ``ASK`` and ``REFER`` are keyed by; most questions do
+not. ``encyclopedia.py`` decides which facts exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECOND_WORDS = {
 }
 _PERSON_POOLS = ("given", "surname")
 NAMESAKE_SHARE = 0.35
-"""Share of names that repeat a word of an earlier name of their kind."""
+"""The share of names that repeat a word of an earlier name of their kind."""
 
 
 class NameMaker:
@@ -43,7 +43,7 @@ class NameMaker:
         self._words: dict[str, list[str]] = {}
 
     def draw(self, kind: str) -> str:
-        """A name for a kind of entity; two people may share a given name or a surname."""
+        """A name for an entity of this kind; two people may share a given name or a surname."""
         match kind:
             case "person":
                 return self._unique(
@@ -67,13 +67,13 @@ class NameMaker:
         return words[-1]
 
     def _fresh(self) -> str:
-        """A word that no other name has."""
+        """A word that is in no other name."""
         word = self._longer(self._rng.choice(ENDINGS), ENDINGS)
         self._given_words.add(word)
         return word
 
     def _longer(self, middle: str, endings: tuple[str, ...]) -> str:
-        """A beginning and an ending, with pieces between them once all shorter words are used."""
+        """A beginning and an ending, with pieces in between once all shorter words are used."""
         for _ in range(50):
             word = self._rng.choice(BEGINNINGS).capitalize() + middle + self._rng.choice(endings)
             if word not in self._given_words and word not in self._taken:
@@ -89,7 +89,7 @@ class NameMaker:
             if name not in self._taken:
                 self._taken.add(name)
                 return name
-        raise AssertionError("a thousand draws gave no new name: the world is too large")
+        raise AssertionError("no new name in a thousand draws: the world is too large")
 
 
 OCCUPATIONS = (

@@ -1,8 +1,8 @@
-"""What a server says of its tools, made harmless before a prompt shows it.
+"""Sanitises a server's tool descriptions before a prompt shows them.
 
 Names, descriptions, enums and defaults of an MCP server are as untrusted as a passage, and a chat
-template writes them next to its own control tokens. Each text is respelt as a passage would be; a
-name that would have to be respelt is refused, since the server would not know it.
+template writes them next to its own control tokens. Each text is respelt like a passage; a name
+that would have to be respelt is refused, since the server would not recognise it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _WORDS = frozenset(
     maximum minLength maxLength minItems maxItems additionalProperties $schema $ref $defs const
     """.split()
 )
-"""Of JSON schema; a template may ask for them, so that a stand-in has them, too."""
+"""JSON schema keywords; a template may look for them, so a stand-in has them too."""
 
 
 def refuse_malformed(schema: Mapping[str, Any], where: str) -> None:
-    """Raises ``UserError`` for a schema of arguments that is none of an object."""
+    """Raises ``UserError`` for an argument schema that is not an object's."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     is_right = (
         isinstance(properties, dict)
@@ -40,11 +40,13 @@ def refuse_malformed(schema: Mapping[str, Any], where: str) -> None:
         and all(isinstance(name, str) for name in required)
     )
     if not is_right:
-        raise UserError(f"{where} describes its arguments by no JSON schema of an object")
+        raise UserError(
+            f"{where} does not describe its arguments by a JSON schema of an object; leave it out"
+        )
 
 
 def _is_schema(value: Any, depth: int = 0) -> bool:
-    """Whether ``tool.py`` can read a schema: types, choices and items, as far as they are there."""
+    """Whether ``tool.py`` can read a schema: its types, choices and items, if present."""
     if not isinstance(value, dict) or depth > _MAX_DEPTH:
         return False
     kind, choices, enum = value.get("type", "object"), value.get("anyOf"), value.get("enum")
@@ -72,8 +74,8 @@ def harmless(tool: Tool, codec: Codec) -> Tool:
     for name in tool.parameters.get("properties", {}):
         if respelt(name) != name:
             raise UserError(
-                f"{where} has an argument {name[:60]!r}, which this tokenizer cannot show as plain "
-                "text; leave the tool out"
+                f"{where} has an argument {name[:60]!r}, which this tokenizer cannot write as "
+                "plain text; leave the tool out"
             )
     shown = _changed(tool.parameters, respelt)
     return replace(tool, description=respelt(tool.description), shown=shown)
@@ -82,9 +84,9 @@ def harmless(tool: Tool, codec: Codec) -> Tool:
 def refuse_control_tokens(
     codec: Codec, tools: Sequence[Tool], make: Callable[[Sequence[Tool]], TurnProtocol]
 ) -> None:
-    """Raises ``UserError`` where a prompt has other added tokens than with blank tools.
+    """Raises ``UserError`` if a prompt has other added tokens than with blank tools.
 
-    A template may strip, cut or join texts that are harmless apart.
+    A template may strip, truncate or join texts that are harmless individually.
     """
     if not any(tool.is_foreign for tool in tools):
         return
@@ -93,13 +95,13 @@ def refuse_control_tokens(
     if found != expected:
         names = ", ".join(tool.name for tool in tools if tool.is_foreign)
         raise UserError(
-            f"environment.tools: what a server says of {names} becomes control tokens in the "
+            f"environment.tools: a server's description of {names} becomes control tokens in the "
             "prompt; leave the tool out"
         )
 
 
 def _added(codec: Codec, protocol: TurnProtocol) -> list[int]:
-    """The added tokens of all that is said of the tools, in their order."""
+    """The added tokens in the descriptions of all tools, in order."""
     lines = [*map(protocol.prompt_line, protocol.tools), protocol.invalid_message or ""]
     text = "\n".join(lines)
     if codec.tokenizer.chat_template:
@@ -108,7 +110,7 @@ def _added(codec: Codec, protocol: TurnProtocol) -> list[int]:
 
 
 def _blank(tool: Tool) -> Tool:
-    """The tool with a word in the place of each text of the server's."""
+    """The tool with a word in place of each text of the server's."""
     words: dict[str, str] = {}
 
     def blank(text: str) -> str:
@@ -118,7 +120,9 @@ def _blank(tool: Tool) -> Tool:
 
 
 def _changed(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
-    """A JSON value with each of its texts changed, keys too, but for the names of types."""
+    """A JSON value with ``change`` applied to every string, including keys, but not to type
+    names.
+    """
     if depth > 2 * _MAX_DEPTH:
         return None
     match value:

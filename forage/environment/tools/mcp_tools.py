@@ -1,10 +1,9 @@
-"""Tools of a server of the Model Context Protocol: ``environment.tools: [search, "mcp:URL"]``.
+"""Tools of a Model Context Protocol server: ``environment.tools: [search, "mcp:URL"]``.
 
-``mcp:URL#name,other`` takes only those named. The server is asked what it has when a run begins; a
-call is a connection of its own, so that a server that was restarted is found again. What a server
-says of its tools is untrusted (``foreign_tools.py``), and so is what it answers. What it calls an
-error is shown to the model, which may do better with its next call; a server that cannot be reached
-is a failed call.
+``mcp:URL#name,other`` uses only the named ones. The server lists its tools when a run begins; each
+call opens a new connection, so that a restarted server is found again. The server's descriptions
+(``foreign_tools.py``) and its results are untrusted. The model sees what the server calls an error,
+and may correct its next call; an unreachable server is a failed call.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _LISTING_S, _CALL_S = 30.0, 30.0
 
 
 def mcp_tools(name: str, taken: Sequence[str]) -> list[Tool]:
-    """The tools of ``mcp:URL``; raises ``UserError`` where it does not answer, or lacks one.
+    """The tools of ``mcp:URL``; raises ``UserError`` if it does not answer or lacks one.
 
-    A name that the protocol's tags have, or that is in ``taken``, gets ``mcp_`` in front.
+    A name that the protocol's tags use, or that is in ``taken``, is prefixed with ``mcp_``.
     """
     url, _, wanted = name.removeprefix(PREFIX).partition("#")
     try:
-        # In a thread, since whoever asks may have a loop that runs.
+        # In a thread, since the caller may already have a running loop.
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(asyncio.run, _listed(url)).result()
     except ModuleNotFoundError:
@@ -71,7 +70,7 @@ def _tool(url: str, found: ServerTool, taken: Sequence[str]) -> Tool:
     description = " ".join((found.description or found.title or found.name).split())
     schema = found.input_schema
     refuse_malformed(schema, f"environment.tools: the tool {found.name[:60]!r} of {url}")
-    # An argument may be required and not described: then it is anything.
+    # An argument may be required but not described: then it accepts anything.
     undescribed: dict[str, Any] = {name: {} for name in schema.get("required", ())}
     return Tool(
         is_foreign=True,
@@ -90,7 +89,7 @@ async def _run(url: str, name: str, arguments: Arguments, search: Retriever) -> 
     try:
         async with Client(url) as client:
             result = await client.call_tool(name, dict(arguments))
-    except Exception as error:  # as above: the episode goes on, and the log says why
+    except Exception as error:  # as above: the episode continues, and the log says why
         detail = _innermost(error)
         LOG.warning("the tool %s of %s failed: %s", name, url, detail)
         return ToolReply(failure=FailureKind.UNAVAILABLE, detail=detail)
@@ -98,7 +97,7 @@ async def _run(url: str, name: str, arguments: Arguments, search: Retriever) -> 
 
 
 def _text_of(result: CallToolResult) -> str:
-    """The texts of a result; of anything else that is in it, what it is."""
+    """Text items of a result; other items are named by type."""
     return "\n".join(
         block.text if block.type == "text" else f"[{block.type}]" for block in result.content
     )

@@ -1,7 +1,7 @@
-"""The tool that opens a page: the whole text behind an address, part by part.
+"""The tool that opens a page: the whole text at an address, part by part.
 
-The pages are the search server's (``POST /access``). Where the episode's retriever opens none, as
-in the arms of an evaluation that search in another way, the model is told so.
+The search server provides the pages (``POST /access``). If the episode's retriever cannot open any,
+as in evaluation arms with another search, the model is shown a note.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from forage.types import PageOpener, Retriever
 
 OPEN_PAGE = "open_page"
 _CHARACTERS_PER_TOKEN = 3
-"""So that a part of a page nearly always fits the observation it is shown in."""
+"""A low estimate, so that a part of a page nearly always fits its observation."""
 _NO_PAGES = "There are no pages to open here.\n"
 _NO_SUCH_PAGE = "There is no page at this address.\n"
 _NO_SUCH_PART = "The page has no such part.\n"
 
 
 def make_open_page(max_observation_tokens: int) -> Tool:
-    """The tool, with parts of pages that fit an observation of so many tokens.
+    """The tool, with page parts that fit an observation of this many tokens.
 
-    How long a call may take is ``search.deadline_s``, as for a search.
+    A call may take ``search.deadline_s``, like a search.
     """
     return Tool(
         name=OPEN_PAGE,

@@ -1,7 +1,7 @@
-"""The search tool: what the model is told of it, how its arguments are read, and how it is run.
+"""The search tool: its description for the model, how its arguments are parsed, and how it runs.
 
-The retriever is the episode's own: an arm of an evaluation may search in another way, or not at
-all. Several queries of one call are searched at once, and their passages shown in turn.
+The retriever belongs to the episode: an evaluation arm may search differently or not at all. The
+queries of one call run at the same time, and their passages are interleaved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_QUERIES = Invalid("query_list must be a list of texts.")
 def make_search(has_addresses: bool = False, dialect: Dialect | None = None) -> Tool:
     """The tool; ``has_addresses`` shows each passage's address, for a tool that opens pages.
 
-    In a ``dialect`` results are written as its system writes them, and a query may be empty.
+    In a ``dialect``, results are formatted as in its system, and a query may be empty.
     """
     if dialect is not None:
         tool = make_search()
@@ -67,7 +67,7 @@ def _read(arguments: object) -> Search | Invalid:
 
 
 def _read_leniently(arguments: object) -> Search | Invalid:
-    """Any list of texts, empty ones and many of them included."""
+    """Accepts any list of strings, including empty ones and any number of them."""
     queries = _queries(arguments)
     return Search(queries[0], tuple(queries[1:])) if queries else _NO_QUERIES
 
@@ -102,7 +102,7 @@ async def _run(has_addresses: bool, arguments: Arguments, search: Retriever) -> 
 
 
 def _merge(replies: Sequence[SearchReply]) -> SearchReply:
-    """One reply to several queries: their hits in turn, each passage once; a failure stays one."""
+    """One reply to several queries: hits interleaved, without duplicates; a failure stays one."""
     if len(replies) == 1:
         return replies[0]
     unanswered = next((r for r in replies if r.failure is not None or r.is_switched_off), None)

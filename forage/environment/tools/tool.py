@@ -1,8 +1,8 @@
-"""What a tool is: a name, what the model is told of it, its arguments, and how it is run.
+"""A tool: a name, its description for the model, its arguments, and how it runs.
 
-A tool knows nothing of tokens or of the protocol that spells its calls (``protocol.py``); what it
-gives back is untrusted text, which the episode cuts and frames. ``search.py`` and ``open_page.py``
-are tools; ``toolbox.py`` makes one of a function or an object of the user's.
+A tool knows nothing of tokens or of the protocol that spells its calls (``protocol.py``). What it
+returns is untrusted text, which the episode truncates and frames. ``search.py`` and
+``open_page.py`` define tools; ``toolbox.py`` makes one from a custom function or object.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.5, "boo
 
 @dataclass(frozen=True, slots=True)
 class ToolReply:
-    """What a call gave back: texts to show, or a sentence of ours in their place, or a failure.
+    """The result of a call: texts to show, or a sentence of ours in their place, or a failure.
 
     ``note`` is trusted and ends with a line break; ``detail`` is for the log, never for the model.
     """
@@ -45,7 +45,7 @@ class ToolReply:
 
     @staticmethod
     def of_text(text: str) -> ToolReply:
-        """A text to show; for one that holds nothing, that it does."""
+        """A text to show, or the note that it is empty."""
         if not text.strip():
             return ToolReply(note="The result is empty.\n")
         return ToolReply((ResultText(f"{text}\n"),))
@@ -53,13 +53,13 @@ class ToolReply:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Something that the policy may call.
+    """Something the policy may call.
 
-    ``parameters`` is a JSON schema of an object. ``run`` gets the arguments and the retriever of
-    the episode, and gives a failure as a reply, never as an exception. ``timeout_s`` and
-    ``max_observation_tokens`` None: only the episode's own limits hold. ``prompt_line`` None: the
-    line is made of name, description and spelling. ``failed_note`` is what the model reads when a
-    call failed, whatever the reason; ``placeholder`` stands for the text in a spelling.
+    ``parameters`` is a JSON schema of an object. ``run`` gets the arguments and the episode's
+    retriever, and returns a failure as a reply, never as an exception. If ``timeout_s`` or
+    ``max_observation_tokens`` is None, only the episode's own limits apply. If ``prompt_line`` is
+    None, the line is made from name, description and spelling. The model reads ``failed_note`` if a
+    call failed for any reason; ``placeholder`` stands for the text in a spelling.
     """
 
     name: str
@@ -75,11 +75,11 @@ class Tool:
     is_foreign: bool = False
     """Whether a server wrote the description and the parameters: a prompt shows them respelt."""
     shown: Mapping[str, Any] | None = None
-    """The parameters as a prompt shows them; None: as they are."""
+    """The parameters as a prompt shows them; None: unchanged."""
 
     @property
     def schema(self) -> ToolSchema:
-        """What a chat template is given: a function in JSON schema."""
+        """The tool as a chat template receives it: a function in JSON schema."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -89,7 +89,9 @@ class Tool:
 
     @property
     def text_argument(self) -> str | None:
-        """The argument that a tag holds as it is, without JSON: the only one needed, if a text."""
+        """The argument that a tag contains as plain text: the only required one, if it is a
+        string.
+        """
         required = self.parameters.get("required", ())
         properties = self.parameters.get("properties", {})
         if len(required) != 1:
@@ -100,24 +102,24 @@ class Tool:
 
     @property
     def spelling(self) -> str:
-        """A call in tags, as an example of how to write one."""
+        """An example of a call in tags."""
         return self.write(self.placeholder or self.text_argument or "")
 
     def write(self, text: str) -> str:
-        """A call in tags of a tool that takes a text; of another, with example arguments."""
+        """A call in tags with this text; for a tool that takes no text, with example arguments."""
         if self.text_argument is not None:
             return f"<{self.name}> {text} </{self.name}>"
         return f"<{self.name}>{json.dumps(self.example)}</{self.name}>"
 
     @property
     def example(self) -> dict[str, Any]:
-        """Arguments of the right types, those that are needed."""
+        """Example values for the required arguments."""
         shown = self.shown or self.parameters
         properties = shown.get("properties", {})
         return {name: _example(properties[name]) for name in shown.get("required", ())}
 
     def read_text(self, text: str) -> Search | Call | Invalid:
-        """The call that this text in the tool's tag is: one text, or a JSON object."""
+        """The call for this text inside the tool's tag: a plain text, or a JSON object."""
         argument = self.text_argument
         properties = self.parameters.get("properties", {})
         if argument is not None and not (len(properties) > 1 and text.startswith("{")):
@@ -132,7 +134,7 @@ class Tool:
         return self.read(arguments)
 
     def read(self, arguments: object) -> Search | Call | Invalid:
-        """The call with these arguments, or why they do not fit."""
+        """The call with these arguments, or why they do not match."""
         if self.reads is not None:
             return self.reads(arguments)
         if not isinstance(arguments, dict):
@@ -148,14 +150,16 @@ class Tool:
                 wanted = json.dumps(properties[name])
                 return Invalid(f"The argument {name} of {self.name} must be {wanted}.")
         try:
-            json.dumps(arguments, allow_nan=False)  # Python reads NaN and 1e999; no record holds it
+            json.dumps(
+                arguments, allow_nan=False
+            )  # Python reads NaN and 1e999; no record can store it
         except ValueError:
             return Invalid(f"The arguments of {self.name} hold a number that JSON does not have.")
         return Call(self.name, arguments)
 
 
 def _fits(value: object, schema: Mapping[str, Any]) -> bool:
-    """Whether a JSON value has the type, the choices and the items that a schema asks for."""
+    """Whether a JSON value matches the type, the choices and the items of a schema."""
     if "anyOf" in schema:
         return any(_fits(value, one) for one in schema["anyOf"])
     if "enum" in schema and value not in schema["enum"]:
@@ -165,7 +169,7 @@ def _fits(value: object, schema: Mapping[str, Any]) -> bool:
     if isinstance(schema["type"], list):
         return any(_fits(value, {**schema, "type": one}) for one in schema["type"])
     is_right = isinstance(value, _PYTHON_TYPES.get(schema["type"], (object,)))
-    if isinstance(value, bool):  # which Python counts among the integers
+    if isinstance(value, bool):  # which Python counts as an integer
         is_right = schema["type"] == "boolean"
     if isinstance(value, list) and "items" in schema:
         return is_right and all(_fits(item, schema["items"]) for item in value)

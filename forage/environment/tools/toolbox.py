@@ -1,10 +1,10 @@
-"""The tools of a run, by the names that ``environment.tools`` gives: built in, or the user's own.
+"""A run's tools, by their names in ``environment.tools``: built in, or custom.
 
-Adding a built-in tool is a file beside this one and a line in ``_built_in``. A tool of the user's,
-a function or an object named by its import path, sync or async, changes nothing here: a function's
-docstring and annotations say what the model is told; an object carries a name and a ``run``, and
-what else a ``Tool`` has where it likes. What is missing is refused before the run; what goes wrong
-in a call is a typed failure of that call.
+To add a built-in tool, add a file to this folder and a line to ``_built_in``. A custom tool, a
+function or an object named by its import path, sync or async, needs no change here: a function's
+docstring and annotations describe it to the model; an object has a name and a ``run``, and
+optionally any other field of ``Tool``. Missing parts are refused before the run; an error during a
+call is a typed failure of that call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RESERVED = ({*Tag} - {Tag.SEARCH}) | {"tools"}
 
 
 def load_tools(config: EnvironmentConfig) -> tuple[Tool, ...]:
-    """The tools of ``environment.tools``, in its order; raises ``UserError``."""
+    """The tools of ``environment.tools``, in order; raises ``UserError``."""
     built_in = _built_in(config)
     tools: list[Tool] = []
     for asked in config.tools:
@@ -52,8 +52,8 @@ def load_tools(config: EnvironmentConfig) -> tuple[Tool, ...]:
     if count > 1:
         all_named = ", ".join(map(written, config.tools))
         raise UserError(
-            f"environment.tools holds {count} tools of the name {name} ({all_named});"
-            " a name says which is meant, so give one of them another"
+            f"environment.tools has {count} tools named {name} ({all_named}); give all but one "
+            "another name"
         )
     return tuple(tools)
 
@@ -70,8 +70,8 @@ def _known(name: str, built_in: dict[str, Tool]) -> Tool:
         return built_in[name]
     raise UserError(
         f"environment.tools: there is no tool {name!r}{did_you_mean(name, built_in, cutoff=0.6)} "
-        f"(built in: {', '.join(built_in)}; one of your own is written module:name, those of an "
-        "MCP server mcp:URL)"
+        f"(built in: {', '.join(built_in)}; write your own as module:name, those of an MCP server "
+        "as mcp:URL)"
     )
 
 
@@ -79,13 +79,13 @@ def _check(tool: Tool, path: str) -> None:
     where = f"environment.tools: the tool {tool.name!r} of {path}"
     if not _NAME.fullmatch(tool.name):
         raise UserError(
-            f"{where} has a name that makes no tag; use 2 to 32 small letters, digits and _, a "
-            "letter first"
+            f"{where} has a name that makes no tag; use 2 to 32 lower-case letters, digits and _, "
+            "starting with a letter"
         )
     if tool.name in _RESERVED or (tool.name == SEARCH_TOOL and path != SEARCH_TOOL):
-        raise UserError(f"{where} has the name of a tag of the protocol; give it another name")
+        raise UserError(f"{where} has the name of a protocol tag; rename it")
     if tool.prompt_line is not None and not isinstance(tool.prompt_line, str):
-        raise UserError(f"{where} has a prompt_line that is no text, but {tool.prompt_line!r}")
+        raise UserError(f"{where} has prompt_line = {tool.prompt_line!r}; it must be a string")
     for name in ("timeout_s", "max_observation_tokens"):
         limit = getattr(tool, name)
         if limit is not None and (not isinstance(limit, int | float) or limit <= 0):
@@ -101,15 +101,15 @@ Run = Callable[[Arguments], Awaitable[Any]]
 
 
 def own_tool(thing: Any, path: str) -> Tool:
-    """The tool that ``thing``, found at ``path``, is; raises ``UserError`` for what it lacks."""
+    """The tool for ``thing``, found at ``path``; raises ``UserError`` if something is missing."""
     if inspect.isclass(thing):
         raise UserError(f"environment.tools: {path} is a class; name an object of it instead")
     is_function = inspect.isroutine(thing)
     function = thing if is_function else getattr(thing, "run", None)
     if not callable(function):
         raise UserError(
-            f"environment.tools: {path} is neither a function nor an object with a run method, "
-            f"but {thing!r}"
+            f"environment.tools: {path} is {thing!r}; it must be a function, or an object with a "
+            "run method"
         )
     name = getattr(thing, "__name__" if is_function else "name", None)
     if not isinstance(name, str):
@@ -137,14 +137,14 @@ def _description(thing: Any, function: Any, path: str) -> str:
     sentence = re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0]
     if not sentence:
         raise UserError(
-            f"environment.tools: {path} has no docstring; say in one sentence what it does, since "
-            "that is what the model is told"
+            f"environment.tools: {path} has no docstring; add a sentence on what it does, which "
+            "describes it to the model"
         )
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
 
 
 def _schema_of(function: Any, path: str) -> dict[str, Any]:
-    """The JSON schema of a function's arguments; raises ``UserError`` for one without types."""
+    """The JSON schema of a function's arguments; raises ``UserError`` if one has no type."""
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError) as error:
@@ -154,7 +154,9 @@ def _schema_of(function: Any, path: str) -> dict[str, Any]:
     for parameter in inspect.signature(function).parameters.values():
         what = f"the argument {parameter.name} of {path}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise UserError(f"environment.tools: {what} cannot be given by name; write it out")
+            raise UserError(
+                f"environment.tools: {what} cannot be passed by name; make it an ordinary parameter"
+            )
         if parameter.name not in hints:
             raise UserError(
                 f"environment.tools: {what} has no type; write for example {parameter.name}: str"
@@ -163,7 +165,7 @@ def _schema_of(function: Any, path: str) -> dict[str, Any]:
         if schema is None:
             raise UserError(
                 f"environment.tools: {what} has the type {hints[parameter.name]}, which a model "
-                "cannot write; use str, int, float, bool, Literal, list of them, or one | None"
+                "cannot write; use str, int, float, bool, Literal, a list of them, or one | None"
             )
         properties[parameter.name] = schema
         if parameter.default is parameter.empty:
@@ -172,7 +174,7 @@ def _schema_of(function: Any, path: str) -> dict[str, Any]:
 
 
 def _schema_of_type(annotation: Any) -> dict[str, Any] | None:
-    """The JSON schema of a type, or None for one that JSON does not have."""
+    """The JSON schema of a type, or None for a type JSON does not have."""
     if annotation in _JSON_TYPES:
         return {"type": _JSON_TYPES[annotation]}
     if annotation is type(None):
@@ -195,8 +197,8 @@ def _check_parameters(parameters: Any, path: str) -> None:
     properties = parameters.get("properties", {}) if is_schema else None
     if not isinstance(properties, Mapping) or not all(map(_is_typed, properties.values())):
         raise UserError(
-            f"environment.tools: the parameters of {path} are no JSON schema of an object with "
-            "properties, each with its type"
+            f"environment.tools: the parameters of {path} are not a JSON schema of an object with "
+            "properties, each with a type"
         )
     unknown = set(parameters.get("required", ())) - set(properties)
     if unknown:
@@ -211,13 +213,13 @@ def _is_typed(schema: Any) -> bool:
 
 
 def _run_of(function: Any, takes_names: bool) -> Run:
-    """``function(**arguments)`` or ``function(arguments)``, whether it is async or not."""
+    """``function(**arguments)`` or ``function(arguments)`` as a coroutine, sync or async."""
     run = (lambda arguments: function(**arguments)) if takes_names else function
     return run if inspect.iscoroutinefunction(function) else run_beside(run)
 
 
 def _answering(name: str, run: Run) -> Callable[[Arguments, Retriever], Awaitable[ToolReply]]:
-    """``run`` as a tool is run: what it gives becomes text, what it raises a typed failure."""
+    """``run`` with its result as text and its exceptions as typed failures."""
 
     async def answer(arguments: Arguments, search: Retriever) -> ToolReply:
         del search
@@ -225,9 +227,9 @@ def _answering(name: str, run: Run) -> Callable[[Arguments, Retriever], Awaitabl
             value = await run(arguments)
         except TooManyHangError as error:
             return ToolReply(failure=FailureKind.UNAVAILABLE, detail=str(error))
-        except Exception as error:  # the user's code: the episode goes on, and the log says why
+        except Exception as error:  # custom code: the episode continues, and the log says why
             LOG.warning("the tool %s raised %s: %s", name, type(error).__name__, error)
-            LOG.debug("where the tool %s raised", name, exc_info=error)
+            LOG.debug("traceback of the tool %s", name, exc_info=error)
             return ToolReply(failure=FailureKind.RAISED, detail=f"{type(error).__name__}: {error}")
         match value:
             case ToolReply():
@@ -235,8 +237,8 @@ def _answering(name: str, run: Run) -> Callable[[Arguments, Retriever], Awaitabl
             case str() | int() | float():
                 return ToolReply.of_text(str(value))
             case _:
-                LOG.warning("the tool %s gave %s, which is no text", name, type(value).__name__)
-                detail = f"it gave {type(value).__name__}, which is no text"
+                LOG.warning("the tool %s returned %s, not a string", name, type(value).__name__)
+                detail = f"it returned {type(value).__name__}, not a string"
                 return ToolReply(failure=FailureKind.MALFORMED, detail=detail)
 
     return answer

@@ -1,10 +1,10 @@
-"""One question on its way to an episode by a baseline: what it asks, searches and is answered.
+"""The state of one question played by a baseline: its prompts, searches and turns.
 
-The environment's episode is one conversation; a baseline may ask the policy several things, each
-in a context of its own: a prompt and what follows it, exactly as the engine sees it. All of them
-end up in the episode's segments, one context after another, and the turns tell what happened in
-order. A search that a method makes for the policy is a turn in which nothing was sampled. The
-methods are beside this file; scoring is the rewards', which read what the policy wrote.
+The environment's episode is one conversation; a baseline may ask the policy several things, each in
+a context of its own: a prompt and what follows it, exactly as the engine sees it. All contexts end
+up in the episode's segments, one after another, and the turns record what happened in order. A
+search that a method makes for the policy is a turn without sampled text. The methods are in this
+folder; the rewards, which read what the policy wrote, score them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from forage.types import (
     status_after,
 )
 
-# Passages stand in a prompt of ours without anything of their own around them.
+# In our prompts nothing frames the passages.
 _BARE = Frame((), (), ())
 
 
@@ -58,7 +58,7 @@ def read_template(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the policy wrote in one go; ``said`` is the text less the token that ends a turn."""
+    """What the policy wrote in one turn; ``said`` is the text without the end-of-turn token."""
 
     text: str
     said: str
@@ -76,7 +76,7 @@ class Found:
     seconds: float
 
     def turn(self, sampled: str, observation: Observation, generate_s: float = 0.0) -> Turn:
-        """The turn that this search was, with what was shown of it."""
+        """The turn for this search, with what was shown of it."""
         return Turn(
             sampled,
             ActionKind.SEARCH,
@@ -88,7 +88,7 @@ class Found:
 
 
 class Context:
-    """A prompt and what follows it, as the engine sees it; ``Asking.open`` makes them."""
+    """A prompt and what follows it, as the engine sees it; created by ``Asking.open``."""
 
     def __init__(self, asking: Asking, key: str, prompt_ids: Sequence[int]) -> None:
         self._asking = asking
@@ -96,7 +96,7 @@ class Context:
         self.transcript = Transcript(prompt_ids)
 
     async def write(self, stop: tuple[str, ...], max_tokens: int | None = None) -> Written:
-        """Sample one turn; raises ``EngineError``, or ``ContextOverflow`` where none fits."""
+        """Samples one turn; raises ``EngineError``, or ``ContextOverflow`` if none fits."""
         asking = self._asking
         environment, codec = asking.environment, asking.codec
         wanted = environment.max_turn_tokens
@@ -118,10 +118,10 @@ class Context:
         return Written(codec.decode(ids), said, completion.finish_reason, seconds)
 
     def read(self, observation: Observation) -> None:
-        """Append an observation for the policy; raises ``ContextOverflow`` without room."""
+        """Appends an observation for the policy; raises ``ContextOverflow`` if there is no room."""
         left = self._asking.environment.max_tokens - len(self.transcript)
         if len(observation.token_ids) >= left:
-            raise ContextOverflow("what was found does not fit")
+            raise ContextOverflow("the search results do not fit")
         self.transcript.append_observation(observation.token_ids)
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class Context:
 
 
 class Asking:
-    """The state of one question; a method drives it, ``episode`` is what comes of it."""
+    """The state of one question; a method drives it, and ``episode`` returns the result."""
 
     def __init__(
         self,
@@ -150,34 +150,34 @@ class Asking:
         self._started = time.monotonic()
 
     def open(self, prompt_ids: Sequence[int]) -> Context:
-        """A context that begins with this prompt; its noise is its own."""
+        """A context that begins with this prompt, with its own noise."""
         key = f"{self.job.key}/context{len(self._contexts)}"
         context = Context(self, key, prompt_ids)
         self._contexts.append(context)
         return context
 
     def prompt(self, template: str, fillings: Mapping[str, Filling]) -> list[int]:
-        """A template filled in, as tokens."""
+        """A filled-in template, as tokens."""
         return fill(template, fillings, self.codec)
 
     def room_beside(self, prompt_ids: Sequence[int]) -> int:
-        """Tokens that may be added to a prompt so that a turn still fits after it."""
+        """How many tokens can be added to a prompt so that a turn still fits after it."""
         longest = self.environment.max_tokens - self.environment.max_turn_tokens
         return max(longest - len(prompt_ids), 0)
 
     def show(self, found: Found, max_tokens: int) -> Observation:
-        """The passages as they stand in a prompt, within the budget of an observation."""
+        """The passages as a prompt shows them, within an observation's budget."""
         budget = min(max_tokens, self.environment.max_observation_tokens)
         if found.failure is not None:
             return fixed_observation(SEARCH_FAILED, self.codec, budget, _BARE)
         return self.gather(found.hits_K, budget)
 
     def gather(self, hits: Sequence[Hit], max_tokens: int) -> Observation:
-        """The first of these passages, as many as fit into ``max_tokens``."""
+        """As many of the first passages as fit into ``max_tokens``."""
         return build_observation(hits, self.codec, max_tokens, _BARE)
 
     async def search(self, query: str) -> Found:
-        """Ask the retriever; what fails, or takes too long, is a typed failure."""
+        """Queries the retriever; an error or a timeout is a typed failure."""
         started = time.monotonic()
         try:
             async with asyncio.timeout(self.seconds_left()):
@@ -187,19 +187,19 @@ class Asking:
         return Found(query, reply.hits_K, reply.failure, time.monotonic() - started)
 
     def note_own_search(self, found: Found, shown: Observation) -> None:
-        """A search that the method made for the policy; it comes before all contexts."""
-        assert not self._contexts, "the policy asks for what is searched after it has begun"
+        """Records a search that the method made for the policy, before all contexts."""
+        assert not self._contexts, "a method's own search must come before the policy's first turn"
         self.turns.append(found.turn("", shown))
         self._num_silent_turns += 1
 
     async def answer(self, context: Context) -> Status:
-        """Let the policy give its answer; the last turn of every method."""
+        """Lets the policy give its answer, in the last turn of every method."""
         written = await context.write((ANSWER_CLOSE,))
         context.close()
         return self.take_answer(written)
 
     def take_answer(self, written: Written) -> Status:
-        """Note the last turn, an answer if it holds one, and say how the episode ended."""
+        """Records the last turn, with its answer if there is one; returns how the episode ended."""
         block = first_block(written.text, ANSWER_OPEN, ANSWER_CLOSE)
         if block is not None:
             kind, argument, status = ActionKind.ANSWER, block[1].strip(), Status.ANSWERED
@@ -215,7 +215,7 @@ class Asking:
 
     @property
     def was_late_for_a_search(self) -> bool:
-        """Whether a failed search has used up the episode's time: not the engine's fault."""
+        """Whether a failed search used up the episode's time, which is not the engine's failure."""
         has_failed = bool(self.turns) and self.turns[-1].search_failure is not None
         return has_failed and self.seconds_left() <= 0
 
@@ -224,7 +224,7 @@ class Asking:
             context.close()
 
     def episode(self, status: Status) -> Episode:
-        """The finished episode; a turn in which nothing was sampled has an empty segment."""
+        """The finished episode; a turn without sampled text has an empty segment."""
         segments = [Segment(Origin.SAMPLED, ())] * self._num_silent_turns
         for context in self._contexts:
             segments += context.transcript.segments

@@ -1,14 +1,14 @@
-"""The baseline that searches with each sentence of its reasoning, and reads everything at the end.
+"""The baseline that searches with each sentence of its reasoning, then reads everything it found.
 
-IRCoT: Trivedi et al., https://arxiv.org/abs/2212.10509. The first search is for the question.
-Then, in turn: the policy writes the next sentence of a chain of thought, having all passages found
-so far and the sentences before it in its prompt, and that sentence is the next query. The chain
-ends with a sentence that holds "answer is", with an empty one, or when ``environment.max_turns``
-searches have been made. At last a reader (the same policy) gets the question and every passage,
-without the chain, reasons and answers.
+IRCoT: Trivedi et al., https://arxiv.org/abs/2212.10509. The first search is for the question. Then,
+repeatedly, the policy writes the next sentence of a chain of thought, with all passages found so
+far and the previous sentences in its prompt, and that sentence is the next query. The chain ends
+with a sentence that contains "answer is", with an empty one, or after ``environment.max_turns``
+searches. Finally a reader (the same policy) gets the question and every passage, without the chain,
+reasons and answers.
 
-What differs: no worked examples in the prompts; at most ``max_turns`` searches where they make up
-to eight; passages up to what the context holds where they keep fifteen; in the order found.
+Differences: no worked examples in the prompts; up to ``max_turns`` searches instead of up to eight;
+as many passages as fit into the context, in the order found, instead of fifteen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forage.types import ActionKind, Hit, Status, Turn
 CHAIN_TEMPLATE = read_template("ircot")
 READER_TEMPLATE = read_template("ircot_reader")
 MAX_SENTENCE_TOKENS = 128
-"""What is sampled for one sentence; what it wrote beyond the first is not used."""
+"""Tokens sampled for one sentence; text after the first sentence is not used."""
 
 _END_OF_CHAIN = "answer is"
 _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s|$)|\n")
@@ -33,7 +33,7 @@ _ABBREVIATION = re.compile(
 
 
 async def interleave(asking: Asking) -> Status:
-    """Search and reason in turn, then read all that was found and answer."""
+    """Searches and reasons alternately, then reads everything found and answers."""
     question = asking.job.question.text
     found = await asking.search(question)
     asking.note_own_search(found, _shown(asking, found))

@@ -1,7 +1,7 @@
-"""Which way of answering an evaluation takes: the environment's own, or one of the baselines.
+"""Selects the method that answers an evaluation's questions: the environment, or a baseline.
 
-``make_player`` gives the evaluation something that plays jobs; nothing else there knows of the
-baselines. Each of them is in a file of its own, with its paper and what differs from it.
+``make_player`` gives the evaluation an object that plays jobs; nothing else there knows of the
+baselines. Each baseline has its own file, with its paper and how it differs from it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Ask = Callable[[Asking], Awaitable[Status]]
-"""A baseline: drives one question to its end and says how it ended; raises ``EngineError``."""
+"""A baseline: plays one question and returns how it ended; raises ``EngineError``."""
 
 
 PROMPTS: dict[Method, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ PROMPTS: dict[Method, tuple[str, ...]] = {
     "ircot": (ircot.CHAIN_TEMPLATE, ircot.READER_TEMPLATE),
     "search_o1": (search_o1.TEMPLATE, search_o1.READER_TEMPLATE),
 }
-"""What each baseline asks with, the first prompt first. The others ask as the environment does."""
+"""Each baseline's prompts, the first one first; the other methods use the environment's."""
 
 _ASKS: dict[Method, Ask] = {
     "direct": partial(single_prompt.ask_once, template=single_prompt.DIRECT),
@@ -62,11 +62,11 @@ def make_player(
 ) -> AnyPlayer:
     """The player of ``evaluation.method``; raises ``UserError``.
 
-    ``score`` is what rejection sampling chooses by: None where questions have no golden answers.
+    Rejection sampling chooses by ``score``: None if questions have no golden answers.
     """
     method = config.evaluation.method
     if method in PROMPTS:
-        # Each chain holds its place in the engine while its passages are read in another.
+        # Each chain keeps its slot in the engine while its passages are read in another.
         has_two_contexts = method == "search_o1" and config.model.endpoint is None
         room = _half_of_the_slots(config.rollout.engine.num_slots) if has_two_contexts else None
         return BaselinePlayer(config, tokenizer, _ASKS[method], PROMPTS[method][0], room)
@@ -75,14 +75,14 @@ def make_player(
         return player
     if score is None:
         raise UserError(
-            "evaluation.method: rejection_sampling chooses by the golden answers, which a question "
-            "that is asked here has not; use another method"
+            "evaluation.method: rejection_sampling chooses by the golden answers, which a typed "
+            "question does not have; use another method"
         )
     return RejectionSampler(player, score, num_candidates(config))
 
 
 class BaselinePlayer:
-    """Turns a job into an episode by a baseline, as ``Player`` does by the environment."""
+    """Turns a job into an episode with a baseline, as ``Player`` does with the environment."""
 
     def __init__(
         self,
@@ -92,7 +92,9 @@ class BaselinePlayer:
         template: str,
         room: asyncio.Semaphore | None = None,
     ) -> None:
-        """``template`` is the first prompt; ``room`` bounds how many questions are under way."""
+        """``template`` is the first prompt; ``room`` limits how many questions are played at
+        once.
+        """
         self.codec = Codec(tokenizer)
         self._config = config
         self._ask = ask
@@ -100,9 +102,9 @@ class BaselinePlayer:
         self._room = room
 
     def check_prompts(self, questions: Iterable[Question]) -> None:
-        """Encode every first prompt; raises ``UserError`` for one that leaves too little room.
+        """Encodes every first prompt; raises ``UserError`` for one that leaves too little room.
 
-        Where passages belong into it, those of a search and a turn must fit beside it.
+        If it is to contain passages, those of a search and a turn must also fit.
         """
         empty = {"passages": (), "reasoning": ""}
         environment = self._config.environment
@@ -118,7 +120,7 @@ class BaselinePlayer:
     async def play(
         self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
     ) -> Episode:
-        """Play one job; failures of the engine or of searches end up in the status."""
+        """Plays one job; failures of the engine or of searches end up in the status."""
         config = self._config
         episode = job.setting(config.rollout, config.seed, temperature)
         asking = Asking(config.environment, self.codec, episode, job, engine, search)
@@ -138,14 +140,14 @@ class BaselinePlayer:
 
 
 AnyPlayer = Player | RejectionSampler | BaselinePlayer
-"""What turns a job into an episode, and says with ``codec`` how its transcripts are written."""
+"""Turns a job into an episode; its ``codec`` encodes the transcripts."""
 
 
 def _half_of_the_slots(num_slots: int) -> asyncio.Semaphore:
-    """Room for as many questions as the engine has two places for; raises ``UserError``."""
+    """A semaphore for half as many questions as the engine has slots; raises ``UserError``."""
     if num_slots < 2:
         raise UserError(
-            "evaluation.method: search_o1 asks in two contexts at once, and "
+            "evaluation.method: search_o1 uses two contexts per question at once, but "
             f"rollout.engine.num_slots is {num_slots}: raise it to 2 or more"
         )
     return asyncio.Semaphore(num_slots // 2)

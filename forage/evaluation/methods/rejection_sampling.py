@@ -1,15 +1,15 @@
 """The baseline that plays a question several times and keeps the best episode.
 
 Rejection sampling as Search-R1 makes its data (https://arxiv.org/abs/2503.09516, after Ahn et al.,
-https://arxiv.org/abs/2402.00157): ``evaluation.num_candidates`` (5) episodes of a question with the
-ordinary environment at ``rollout.temperature``, of which those with a correct final answer are kept
-to learn from. Where one a question is wanted it is that of the highest reward, as in RAFT
-(https://arxiv.org/abs/2304.06767), the earliest of equals: with the default reward, the first whose
-answer matches exactly, else the first.
+https://arxiv.org/abs/2402.00157): of ``evaluation.num_candidates`` (5) episodes per question,
+played in the ordinary environment at ``rollout.temperature``, those with a correct final answer are
+kept for training. If one per question is wanted it is the one with the highest reward, as in RAFT
+(https://arxiv.org/abs/2304.06767), and the earliest in a tie: with the default reward, the first
+exact match, or else the first.
 
-It looks at the golden answers to choose: its EM is pass@k, a bound on what the policy can reach and
-no method to answer questions with. What differs from the paper: nothing is trained here; the kept
-episodes are ordinary ones, for ``forage sft``.
+It uses the golden answers to choose: its EM is pass@k, an upper bound on the policy's and not a way
+to answer questions. It differs from the paper in that nothing is trained here; the kept episodes
+are ordinary ones, for ``forage sft``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUM_CANDIDATES = 5
 
 
 class RejectionSampler:
-    """Plays like a player, and hands over the best of several."""
+    """Plays several candidates per job, and returns the best."""
 
     def __init__(self, player: Player, score: Score, num_candidates: int) -> None:
         self._player = player
@@ -37,7 +37,7 @@ class RejectionSampler:
     async def play(
         self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
     ) -> Episode:
-        """The best of the candidates; ``temperature`` is the config's, whatever is asked for."""
+        """The best of the candidates, sampled at the config's temperature, not ``temperature``."""
         del temperature
         candidates = await asyncio.gather(
             *(
@@ -48,7 +48,7 @@ class RejectionSampler:
             )
         )
         rewards = await asyncio.gather(*(self._score(episode) for episode in candidates))
-        # ``max`` takes the earliest of equals.
+        # ``max`` takes the earliest in a tie.
         best = max(range(len(candidates)), key=lambda index: rewards[index].value)
         return candidates[best]
 

@@ -1,13 +1,13 @@
-"""The baseline that searches inside its reasoning, and has what was found read for it.
+"""The baseline that searches while reasoning and condenses the results in a separate context.
 
-Search-o1: Li et al., https://arxiv.org/abs/2501.05366. The policy reasons, and where it writes a
-search the passages do not enter its reasoning: in a context of its own the policy first reads them
-in the light of the reasoning so far and the query, and what it notes down goes on in the chain. A
-turn that neither searches nor answers ends the chain, as there.
+Search-o1: Li et al., https://arxiv.org/abs/2501.05366. When the policy writes a search while
+reasoning, the passages do not enter its reasoning. Instead the policy first reads them in a
+separate context, given the query and the reasoning so far, and its notes are inserted into the
+chain. A turn that neither searches nor answers ends the chain, as in the paper.
 
-What differs: our search tags instead of their markers, so that passages can open neither; passages
-as the retriever returns them instead of whole web pages; the answer in tags instead of a box; after
-``environment.max_turns`` searches one last turn, in which a search is not run.
+Differences: our search tags instead of their markers, so that passages can open neither; passages
+as the retriever returns them instead of whole web pages; the answer in tags instead of a box; and
+after ``environment.max_turns`` searches one last turn, in which a search is not run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MARK = "Final information:"
 
 
 async def reason_with_searches(asking: Asking) -> Status:
-    """Reason until an answer, with a condensed note after each search."""
+    """Reasons until an answer, with a condensed note after each search."""
     max_searches = asking.environment.max_turns
     template = TEMPLATE.replace("{searches}", str(max_searches))
     question = asked(asking.job.question.text)
@@ -59,9 +59,9 @@ async def reason_with_searches(asking: Asking) -> Status:
 async def _condense(
     asking: Asking, found: Found, reasoning: str
 ) -> tuple[Observation, Observation]:
-    """The passages as the reader saw them, and the note that the chain goes on from.
+    """The passages as the reader saw them, and the note that is inserted into the chain.
 
-    Nothing is read where nothing was found: the chain is told so in the fixed words.
+    If nothing was found there is nothing to read: the chain gets the fixed text that says so.
     """
     codec = asking.codec
     budget = asking.environment.max_observation_tokens
@@ -72,11 +72,11 @@ async def _condense(
     shown = asking.show(found, budget)
     texts = {"query": found.query, "passages": shown.token_ids}
     room = asking.room_beside(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": ()}))
-    # Where it is too long the latest part matters most.
+    # If it is too long, the latest part matters most.
     latest = tuple(codec.encode_untrusted(reasoning))
     latest = latest[len(latest) - room :] if len(latest) > room else latest
     reader = asking.open(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": latest}))
     written = await reader.write(())
     reader.close()
-    conclusion = written.said.rpartition(MARK)[2].strip()  # all of it where the mark is missing
+    conclusion = written.said.rpartition(MARK)[2].strip()  # everything if the mark is missing
     return shown, note_observation(f"{conclusion}\n", codec, budget)

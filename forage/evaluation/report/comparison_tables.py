@@ -1,4 +1,4 @@
-"""The tables of a paired comparison, for terminal, Markdown and page."""
+"""The tables of a paired comparison, for the terminal, Markdown and the web page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from forage.evaluation.report.labels import arm_name, hops_text, how_played, sou
 from forage.records import write_whole_text
 
 P_VALUES_NOTE = (
-    "Paired by question; in brackets: 95 % bootstrap intervals. p: how often chance alone would "
-    "give a difference as large, were there none; not corrected for the number of rows."
+    "Paired by question; in brackets: 95 % bootstrap intervals. p: chance of a gap this large if "
+    "there were no difference; not corrected for the number of rows."
 )
 
 
@@ -40,7 +40,7 @@ def comparison_table(arm: ComparedArm, comparison: Comparison, is_wide: bool) ->
 
 
 def compared_slices(arm: ComparedArm) -> list[tuple[str, ComparedSlice, bool]]:
-    """(label, figures, whether it stands for the whole) of each row, in the order of tables."""
+    """(label, figures, whether it is the overall row) of each row, in table order."""
     slices = [("all questions", arm.overall, True)]
     if arm.macro is not None:
         slices.append(("mean of sources", arm.macro, True))
@@ -58,28 +58,28 @@ def compared_arm_name(arm: ComparedArm, comparison: Comparison) -> str:
 
 
 def played_lines(comparison: Comparison) -> tuple[str, str]:
-    """How each of the two was played, after its name."""
+    """For each of the two evaluations, its name and how it was played."""
     first, second = map(how_played, comparison.protocols)
     return f"{comparison.first}: {first}", f"{comparison.second}: {second}"
 
 
 def settings_table(comparison: Comparison) -> FigureTable | None:
-    """The settings in which the two differ; None if they differ in none."""
+    """The settings in which the two differ; None if there are none."""
     if not comparison.differing:
         return None
     rows = [Row(name, (Cell(one), Cell(other))) for name, one, other in comparison.differing]
-    title, columns = "What differs in how they were played", (comparison.first, comparison.second)
+    title, columns = "How their settings differ", (comparison.first, comparison.second)
     return FigureTable(title, "", columns, tuple(rows), has_words=True)
 
 
 def left_out_text(arm: ComparedArm, comparison: Comparison) -> str:
-    """How many questions were left out of the comparison; "" if none were."""
+    """How many questions the comparison excludes; "" if none."""
     if not arm.num_only_first and not arm.num_only_second:
         return ""
     return (
-        f"{compared_arm_name(arm, comparison)}: compared on {arm.overall.num_questions:,} common "
-        f"questions; {arm.num_only_first:,} are in {comparison.first} alone and "
-        f"{arm.num_only_second:,} in {comparison.second} alone."
+        f"{compared_arm_name(arm, comparison)}: compared on {arm.overall.num_questions:,} shared "
+        f"questions; {arm.num_only_first:,} are only in {comparison.first} and "
+        f"{arm.num_only_second:,} only in {comparison.second}."
     )
 
 
@@ -98,7 +98,8 @@ def write_comparison_markdown(path: Path, comparison: Comparison) -> None:
 
 
 def p_text(p_value: float) -> str:
-    """
+    """A p-value as a table shows it.
+
     >>> p_text(0.00012), p_text(0.0234)
     ('< 0.001', '0.023')
     """

@@ -1,7 +1,7 @@
 """A table of figures or words, and its forms for a terminal and for Markdown.
 
-``tables.py`` and ``comparison_tables.py`` fill it; the pages draw the same tables by their own
-templates.
+``tables.py`` and ``comparison_tables.py`` fill it; the web pages render the same tables with their
+own templates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure, and in smaller print what a reader should know about it."""
+    """A figure, and in smaller print what qualifies it."""
 
     text: str
     detail: str = ""
@@ -25,7 +25,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row: ``is_head`` begins a group; ``is_own`` marks own figures among published ones."""
+    """A row: ``is_head`` begins a group; ``is_own`` marks our figures among published ones."""
 
     label: str
     cells: tuple[Cell, ...]
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
-    """Columns of figures, or of words; the first column is the rows' labels."""
+    """Columns of figures, or of words; the first column has the rows' labels."""
 
     title: str
     label: str
@@ -57,9 +57,9 @@ def figure_text(value: float, digits: int = 2) -> str:
 
 
 def to_rich(table: FigureTable, width: int = 80) -> RichTable:
-    """For a terminal; where ``width`` columns are too few, an interval is below its figure.
+    """The table for a terminal; if ``width`` is too small, intervals go below their figures.
 
-    Names of sources, models and runs are shown as they are: brackets are no style.
+    Names of sources, models and runs are shown literally: brackets are not markup.
     """
     from rich import box
     from rich.markup import escape
@@ -69,7 +69,7 @@ def to_rich(table: FigureTable, width: int = 80) -> RichTable:
     widths = (max(map(len, column)) for column in zip(table.columns, *lines, strict=True))
     if sum(widths) + len(table.columns) + max(len(row.label) + 2 for row in table.rows) > width:
         lines = [[_terminal_text(cell, "\n") for cell in row.cells] for row in table.rows]
-    # Rules between columns would take the room of figures.
+    # Rules between columns would take the space of figures.
     style = box.SIMPLE_HEAD
     shown = Table(
         title=escape(table.title), title_justify="left", caption_justify="left", box=style
@@ -79,7 +79,7 @@ def to_rich(table: FigureTable, width: int = 80) -> RichTable:
     justify = "left" if table.has_words else "right"
     for number, column in enumerate(table.columns):
         has_interval = any("[" in cells[number] for cells in lines)
-        # A cut figure is none.
+        # A truncated figure would be misread.
         title = escape(column)
         shown.add_column(title, justify=justify, overflow="fold", no_wrap=has_interval)
     has_groups = any(not row.is_head for row in table.rows)
@@ -93,12 +93,12 @@ def to_rich(table: FigureTable, width: int = 80) -> RichTable:
 
 
 def _terminal_text(cell: Cell, gap: str) -> str:
-    """The figure and its interval, with what is between them."""
+    """The figure and its interval, separated by ``gap``."""
     return f"{cell.text}{gap}{cell.detail}" if cell.detail else cell.text
 
 
 def to_markdown(table: FigureTable) -> str:
-    """A table in GitHub's Markdown, with the note below it."""
+    """The table in GitHub's Markdown, with the note below it."""
     lines = [
         "| " + " | ".join((table.label or " ", *map(escaped, table.columns))) + " |",
         "|---|" + ("---|" if table.has_words else "---:|") * len(table.columns),
@@ -113,7 +113,7 @@ def to_markdown(table: FigureTable) -> str:
 
 def escaped(text: str) -> str:
     """Any text as plain Markdown on one line."""
-    # Brackets stay, because they enclose intervals, but for those that an address follows.
+    # Brackets are kept, because they enclose intervals, except those followed by an address.
     for mark in ("\\", "|", "*", "_", "`", "<"):
         text = text.replace(mark, "\\" + mark)
     return " ".join(text.replace("](", "]\\(").split())

@@ -17,17 +17,17 @@ ARM_NAMES = {
 }
 ARM_NOTES = {
     "normal": "what the retriever finds",
-    "sampled": "the same, several times a question at temperature 1",
-    "closed_book": "nothing: a query is counted, and the answer is to reply from memory",
-    "empty": "that nothing was found, each time",
+    "sampled": "the same, several times per question at temperature 1",
+    "closed_book": "nothing: a query is counted, and the reply asks for an answer from memory",
+    "empty": "that nothing was found, every time",
     "gold": "always the right passages, so that only reading counts",
-    "random": "passages drawn at random, which shows what chance gives",
+    "random": "passages drawn at random, which measures chance",
     "other_retriever": "what another retriever finds",
 }
 
 
 def arm_name(arm: str, searches: bool = True) -> str:
-    """What an arm is called; ``searches`` says whether the method ever searches."""
+    """An arm's name; ``searches`` says whether the method ever searches."""
     if arm == "normal" and not searches:
         return "without search"
     return ARM_NAMES.get(arm, arm.replace("_", " "))
@@ -47,7 +47,7 @@ def how_played(protocol: Protocol) -> str:
 
 
 def facts(result: EvaluationResult) -> list[tuple[str, str]]:
-    """What a reader should know first: model, method, questions, sampling, retriever, failures."""
+    """The key facts for a reader: model, method, questions, sampling, retriever, failures."""
     protocol, summary = result.protocol, result.summary
     first = next(iter(summary.arms.values())).overall
     failures = [
@@ -55,7 +55,7 @@ def facts(result: EvaluationResult) -> list[tuple[str, str]]:
         for arm, part in summary.arms.items()
         for kind, count in part.overall.failures.items()
     ]
-    searches = {0: "no search", 1: "1 search at most"}
+    searches = {0: "no search", 1: "at most 1 search"}
     return [
         ("model", protocol.model),
         ("method", protocol.method),
@@ -65,7 +65,7 @@ def facts(result: EvaluationResult) -> list[tuple[str, str]]:
         (
             "prompt",
             f"{protocol.prompt} ({protocol.form}), "
-            + searches.get(protocol.max_turns, f"{protocol.max_turns} searches at most"),
+            + searches.get(protocol.max_turns, f"at most {protocol.max_turns} searches"),
         ),
         ("failed searches and episodes", "; ".join(failures) or "none"),
     ]

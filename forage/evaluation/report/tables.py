@@ -1,8 +1,8 @@
-"""The tables of an evaluation, for terminal, Markdown and pages, and its report in Markdown.
+"""An evaluation's tables, for the terminal, Markdown and web pages, and its Markdown report.
 
-By arm and hops, by data source, before and after training, and beside published results, with what
-differs in the protocol. Each figure is a column that a slice fills; nothing is computed here. The
-page of the same content is the viewer's.
+By arm and hops, by data source, before and after training, and next to published results, with the
+differences in protocol. Each figure is a column that a slice fills; nothing is computed here. The
+viewer renders the same content as a web page.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from forage.evaluation.summary import EvaluationSummary, MacroAverage, SliceSumm
 
 INTERVALS_NOTE = "In brackets: 95 % bootstrap intervals over questions (Wilson's at 0 and 1)."
 _MEAN_NOTE = (
-    f"{INTERVALS_NOTE} The mean of sources is plain, each data source weighing the same, as the "
-    "averages of published tables are."
+    f"{INTERVALS_NOTE} The mean of sources weights every data source equally, as the averages of "
+    "published tables do."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One figure of a slice, and of the mean of sources; ``is_wide``: for wide tables alone."""
+    """One figure of a slice, and of the mean of sources; ``is_wide``: only in wide tables."""
 
     name: str
     of_slice: Callable[[SliceSummary], Cell]
@@ -51,7 +51,7 @@ class _Column:
 def summary_tables(
     summary: EvaluationSummary, searches: bool = True, is_wide: bool = False
 ) -> list[FigureTable]:
-    """By arm and hops, and by data source where there are several; all figures if ``is_wide``.
+    """By arm and hops, and by data source if there are several; all figures if ``is_wide``.
 
     ``searches`` says whether the method ever searches.
     """
@@ -64,7 +64,7 @@ def summary_tables(
 
 
 def em_table(summary: EvaluationSummary, searches: bool = True) -> FigureTable:
-    """Exact match alone: a row for each arm, a column for each source."""
+    """Exact match only: one row per arm, one column per source."""
     sources = list(dict.fromkeys(s for arm in summary.arms.values() for s in arm.by_source))
     rows: list[Row] = []
     for name, arm in summary.arms.items():
@@ -93,7 +93,7 @@ def arms_table(
 def sources_table(
     summary: EvaluationSummary, searches: bool = True, is_wide: bool = False
 ) -> FigureTable:
-    """Every arm by data source, with the mean of sources that published tables give."""
+    """Every arm by data source, with the mean of sources that published tables report."""
     columns = _columns(summary, is_wide)
     rows: list[Row] = []
     for arm, part in summary.arms.items():
@@ -106,7 +106,7 @@ def sources_table(
 
 
 def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> FigureTable:
-    """Exact match, F1 and searches before and after, for the slices that both have."""
+    """Exact match, F1 and searches before and after, for the slices both have."""
     earlier = {(arm, hops): part for arm, hops, part in before.slices()}
     rows: list[Row] = []
     for arm, hops, now in after.slices():
@@ -147,12 +147,14 @@ def sampled_table(
         Row(f"pass@{k}", (interval_cell(before.pass_at[k], 3), interval_cell(after.pass_at[k], 3)))
         for k in after.pass_at
     ]
-    note = f"Sampled at temperature 1; pass@k: one of k episodes is right. {INTERVALS_NOTE}"
+    note = (
+        f"Sampled at temperature 1; pass@k: at least one of k episodes is right. {INTERVALS_NOTE}"
+    )
     return FigureTable("Greedy and sampled", "exact match", ("before", "after"), tuple(rows), note)
 
 
 def published_table(result: EvaluationResult) -> FigureTable | None:
-    """Published exact match on the sets that were evaluated; None if there are none."""
+    """Published exact match on the evaluated sets; None if there is none."""
     arm = result.summary.arms.get("normal")
     sources = [] if arm is None else shared_sources(arm)
     if arm is None or not sources:
@@ -170,24 +172,26 @@ def published_table(result: EvaluationResult) -> FigureTable | None:
     over = "average" if len(sources) == len(literature().names) else f"average of {len(names)}"
     origins = "; ".join(f"{o.title}, {o.url}" for o in literature().origins.values())
     note = (
-        f"Exact match. Trained on {literature().protocol.trained_on}. Published figures come "
-        f"without intervals. Averages are plain means over the columns. Read in: {origins}."
+        f"Exact match. Trained on {literature().protocol.trained_on}. Published figures have no "
+        f"intervals. Averages are plain means over the columns. Sources: {origins}."
     )
-    return FigureTable("Beside published results", "model", (*names, over), tuple(rows), note)
+    return FigureTable(
+        "Compared with published results", "model", (*names, over), tuple(rows), note
+    )
 
 
 def protocol_table(result: EvaluationResult) -> FigureTable:
-    """What differs between the published protocol and this one, point by point."""
+    """The differences between the published protocol and ours, aspect by aspect."""
     rows = [
         Row(row.name, (Cell(row.there), Cell(row.here), Cell("differs" if row.differs else "same")))
         for row in protocol_rows(result.protocol, result.summary.arms["normal"])
     ]
     return FigureTable(
-        "What differs in the protocol",
+        "Differences in protocol",
         "",
         ("published", "here", ""),
         tuple(rows),
-        "A figure that differs in any of these is no reproduction, and no refutation either.",
+        "A result that differs in any of these neither reproduces nor refutes the published one.",
         has_words=True,
     )
 
@@ -202,7 +206,7 @@ def render_markdown(result: EvaluationResult) -> str:
     for table in summary_tables(result.summary, searches, is_wide=True):
         parts += [f"## {table.title}", to_markdown(table)]
     if searches:
-        parts.append("What a search is answered with in each arm:")
+        parts.append("What a search returns in each arm:")
         notes = [f"- {arm_name(arm)}: {ARM_NOTES.get(arm, '')}" for arm in result.summary.arms]
         parts.append("\n".join(notes))
     published = published_table(result)

@@ -1,8 +1,8 @@
-"""Trackers beside TensorBoard: they get each step's metrics, a table of episodes, and the result.
+"""Trackers other than TensorBoard: they get each step's metrics, a table of episodes, the result.
 
-Each is a file beside this one, which wraps its package, and a line in ``_open``. The id that a
-tracker gave the run lies in the run's directory, so that a resumed run goes on under it; steps that
-are played again are logged again. A tracker that fails costs the run nothing but a warning.
+Each is a file in this folder, which wraps its package, and a line in ``_open``. A tracker's id for
+the run is stored in the run's directory, so that a resumed run continues under it; steps that are
+played again are logged again. A tracker that fails costs the run nothing but a warning.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ COLUMNS = ("step", "question", "answers", "answer", "reward", "em", "searches", 
 """The columns of a table of episodes."""
 _DEADLINE_S = 60.0
 _CLOSING_S = 600.0
-"""A tracker may still be uploading what it has taken."""
+"""A tracker may still be uploading what it has received."""
 
 Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker is told of a run; ``id`` is the tracker's own of a run that goes on."""
+    """A run as described to a tracker; ``id`` is the tracker's own for a resumed run."""
 
     name: str
     project: str
@@ -53,27 +53,27 @@ class Tracker(Protocol):
 
     @property
     def id(self) -> str:
-        """By what it knows the run."""
+        """The tracker's id for the run."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float], rows: Sequence[Row]) -> None:
-        """The metrics of a step, and rows of ``COLUMNS``."""
+        """Logs the metrics of a step, and rows of ``COLUMNS``."""
         ...
 
     def upload(self, path: Path) -> None:
-        """Keep a file or a directory with the run."""
+        """Stores a file or a directory with the run."""
         ...
 
     def close(self, is_done: bool) -> None:
-        """Nothing more comes; ``is_done``: the run has reached its end."""
+        """Closes the run; ``is_done``: it has reached its end."""
         ...
 
 
 class Trackers:
-    """The trackers of ``tracking.trackers`` but TensorBoard; a context."""
+    """The trackers of ``tracking.trackers`` except TensorBoard; a context manager."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Open each; raises ``UserError`` for a missing package, or a run that is refused."""
+        """Opens each; raises ``UserError`` for a missing package, or a run that is refused."""
         self._settings = config.tracking
         self._trackers: dict[TrackerName, Tracker] = {}
         directory, names = config.output_dir, config.tracking.services
@@ -89,13 +89,13 @@ class Trackers:
     async def log(
         self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]
     ) -> None:
-        """A finished step."""
+        """Logs a finished step."""
         finite = {name: float(v) for name, v in metrics.items() if math.isfinite(v)}
         rows = [_row(step, episode) for episode in episodes[: self._settings.episodes]]
         await self._each(f"step {step}", lambda tracker: tracker.log(step, finite, rows))
 
     async def upload(self, *paths: Path | None) -> None:
-        """What the run leaves behind, where ``tracking.artifacts`` asks for it."""
+        """Uploads the run's results, if ``tracking.artifacts`` is set."""
         for path in paths if self._settings.artifacts else ():
             if path is not None:
                 await self._each(str(path), lambda tracker, path=path: tracker.upload(path))
@@ -106,10 +106,10 @@ class Trackers:
                 async with asyncio.timeout(_DEADLINE_S):
                     await run_beside(send)(tracker)
             except TimeoutError:
-                LOG.warning("%s did not take %s in %g s: left out", name, what, _DEADLINE_S)
+                LOG.warning("%s did not accept %s within %g s: skipped", name, what, _DEADLINE_S)
                 del self._trackers[name]
-            except Exception as error:  # those of the packages have no common base
-                LOG.warning("%s did not take %s: %s", name, what, error)
+            except Exception as error:  # the packages' errors have no common base
+                LOG.warning("%s did not accept %s: %s", name, what, error)
 
     def __enter__(self) -> Self:
         return self
@@ -119,14 +119,14 @@ class Trackers:
             try:
                 tracker.close(is_done=kind is None)
             except Exception as failure:  # as above
-                LOG.warning("%s did not end the run: %s", name, failure)
+                LOG.warning("%s did not close the run: %s", name, failure)
 
         for each in self._trackers.items():
             closing = threading.Thread(target=close, args=each, name="tracker", daemon=True)
             closing.start()
             closing.join(_CLOSING_S)
             if closing.is_alive():
-                LOG.warning("%s did not end the run in %g s: it is left", each[0], _CLOSING_S)
+                LOG.warning("%s did not close the run within %g s: giving up", each[0], _CLOSING_S)
 
 
 def _open(name: TrackerName, run: TrackedRun) -> Tracker:
@@ -146,16 +146,16 @@ def _open(name: TrackerName, run: TrackedRun) -> Tracker:
     try:
         return kind(run)
     except Exception as error:  # as above
-        raise UserError(f"tracking.trackers: {name} does not open the run: {error}") from error
+        raise UserError(f"tracking.trackers: {name} cannot open the run: {error}") from error
 
 
 def _read_ids(directory: Path) -> dict[str, str]:
-    """The ids of a run that goes on; none for a new one."""
+    """A resumed run's ids; {} for a new run."""
     path = directory / TRACKERS_FILE
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}; remove it to begin new runs") from error
+        raise UserError(f"cannot read {path}: {error}; remove it to start new runs") from error
 
 
 def _row(step: int, episode: Episode) -> Row:

@@ -26,7 +26,9 @@ class WandbTracker:
             settings=wandb.Settings(console="off", silent=True),
         )
         self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")  # its own only grows, also over a rollback
+        self._run.define_metric(
+            "*", step_metric="step"
+        )  # wandb's own step only grows, even over a rollback
 
     def log(self, step: int, metrics: Mapping[str, float], rows: Sequence[Row]) -> None:
         table = {"episodes": wandb.Table(list(COLUMNS), [list(row) for row in rows])}
