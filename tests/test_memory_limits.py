@@ -113,7 +113,7 @@ def test_a_run_that_can_never_fit_is_refused_before_it_starts(tmp_path: Path) ->
     config = config_of(tmp_path / "run")
     done = run_limited(config, 150, "before")
     assert done.returncode == 2, done.stderr
-    assert "no setting of memory is enough" in done.stderr
+    assert "no memory setting is enough" in done.stderr
     assert not config.output_dir.exists()
 
 

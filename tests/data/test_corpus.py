@@ -102,7 +102,7 @@ def test_title_and_text_fields_and_whole_number_ids_are_read(tmp_path: Path):
         ('{"id": "", "contents": "x"}', "\"id\" is ''"),
         ('{"id": "2", ', "not valid JSON"),
         ('{"id": ' + "2" * 5000 + "}", "not valid JSON"),  # more digits than Python reads
-        ("[1, 2]", "holds a list; a JSON object is needed"),
+        ("[1, 2]", "contains a list; each line must be a JSON object"),
     ],
 )
 def test_a_wrong_line_is_named_with_its_number_and_what_it_lacks(
@@ -150,7 +150,7 @@ def test_a_lone_surrogate_becomes_a_replacement_character(tmp_path: Path):
 
 
 def test_a_title_with_a_line_break_is_refused_when_written(tmp_path: Path):
-    with pytest.raises(UserError, match="its title holds a line break"):
+    with pytest.raises(UserError, match="its title contains a line break"):
         write_corpus(tmp_path / "c.jsonl", [Passage("1", "a\nb", "text")])
 
 
@@ -184,7 +184,7 @@ def test_two_lines_with_one_id_are_both_named(tmp_path: Path):
         "",
         {"id": "a", "contents": "z"},
     )
-    with pytest.raises(UserError, match=r"c.jsonl:4: the id 'a' is already that of line 1"):
+    with pytest.raises(UserError, match=r"c.jsonl:4: the id 'a' is already used in line 1"):
         build(path, tmp_path / "store")
 
 
@@ -220,7 +220,7 @@ def test_a_directory_of_files_is_one_corpus_read_by_name(tmp_path: Path) -> None
     with CorpusStore(tmp_path / "store") as store:
         assert [passage.id for passage in store] == ["1", "2", "3"]
     write_corpus(parts / "c.jsonl", [Passage("9", "I", "i"), Passage("2", "B", "b")])
-    with pytest.raises(UserError, match=r"c\.jsonl:2: the id '2' is already that of line 2 of .*a"):
+    with pytest.raises(UserError, match=r"c\.jsonl:2: the id '2' is already used in line 2 of .*a"):
         build_store(parts, tmp_path / "store")
 
 
@@ -289,7 +289,7 @@ def test_gzip_that_unpacks_to_far_more_than_text_does_is_refused_by_name(
     monkeypatch.setattr("forage.data.corpus._UNPACKED_ANYHOW", 2**20)
     line = json.dumps({"id": "a", "contents": "x" * 10_000}).encode() + b"\n"
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * 2_000))
-    with pytest.raises(UserError, match=r"bomb\.jsonl\.gz:\d+: unpacks to more than 300 times"):
+    with pytest.raises(UserError, match=r"bomb\.jsonl\.gz:\d+: decompresses to more than 300 times"):
         list(read_corpus(tmp_path / "bomb.jsonl.gz"))
 
 
@@ -313,4 +313,4 @@ def test_a_link_out_of_a_folder_of_passages_is_left_out(
     (tmp_path / "corpus" / "b.jsonl").symlink_to("a.jsonl")
     (tmp_path / "corpus" / "c.jsonl").symlink_to(tmp_path / "other.jsonl")
     assert [passage.id for passage in read_corpus(tmp_path / "corpus")] == ["a", "a"]
-    assert "c.jsonl is left out: it leads out of" in caplog.text
+    assert "skipping c.jsonl: it links out of" in caplog.text

@@ -102,7 +102,7 @@ def test_a_source_of_weight_nought_is_left_out():
     [
         ({"nq": 1.0, "hotpotqa": 1.0, "popqa": 1.0}, "names popqa, .* come from hotpotqa, nq"),
         ({"nq": 1.0}, "has no weight for hotpotqa"),
-        ({"nq": 1.0, "hotpotqa": 1e-4}, "hotpotqa has less than one question in 1000"),
+        ({"nq": 1.0, "hotpotqa": 1e-4}, "hotpotqa gets less than one question in 1000"),
     ],
 )
 def test_weights_that_do_not_fit_the_questions_are_refused(weights, message):
@@ -226,7 +226,7 @@ def test_a_band_without_questions_is_refused():
 
 
 def test_episodes_of_other_questions_are_refused(measured: Path):
-    with pytest.raises(UserError, match="holds no scored episode of the training questions"):
+    with pytest.raises(UserError, match="contains no scored episode of the training questions"):
         measure_difficulty(measured, [Question("other", "?", ("x",), "nq")])
 
 

@@ -173,17 +173,17 @@ def test_lone_surrogates_are_mended_so_that_the_question_can_be_written_again(tm
         ('{"question": " ", "answers": ["A"]}', r"mine\.jsonl:2: no question"),
         ('{"question": "Who?"}', r"mine\.jsonl:2: a question without answers"),
         ('{"question": "Who?", "answers": []}', r"mine\.jsonl:2: a question without answers"),
-        ('{"question": "Who?", "answers": [1984]}', r"mine\.jsonl:2: the answer 1984 is no text"),
-        ('{"question": "Who?", "answers": [""]}', r"mine\.jsonl:2: the answer '' is no text"),
+        ('{"question": "Who?", "answers": [1984]}', r"mine\.jsonl:2: the answer 1984 is not a string"),
+        ('{"question": "Who?", "answers": [""]}', r"mine\.jsonl:2: the answer '' is not a string"),
         ('{"question": "Who?", "answers": {"a": 1}}', r"mine\.jsonl:2: a question without answers"),
-        ('{"question": "When?", "answer": 1984}', r"mine\.jsonl:2: the answer 1984 is no text"),
+        ('{"question": "When?", "answer": 1984}', r"mine\.jsonl:2: the answer 1984 is not a string"),
         (
             '{"reward_model": {"ground_truth": {}}, "question": "Who?"}',
             r"mine\.jsonl:2: a question without answers",
         ),
         (
             '{"question": "Who?", "answers": ["A"], "metadata": {"hops": [{"subject": "A"}]}}',
-            r"mine\.jsonl:2: a hop is an object",
+            r"mine\.jsonl:2: a hop must be an object",
         ),
         # These were TypeErrors with a traceback.
         (
@@ -196,7 +196,7 @@ def test_lone_surrogates_are_mended_so_that_the_question_can_be_written_again(tm
         ),
         (
             '{"id": "q", "question": "Who?", "answers": ["A"]}',
-            r"mine\.jsonl:2: the id 'q' was already given to .*mine\.jsonl:1",
+            r"mine\.jsonl:2: the id 'q' is already used in .*mine\.jsonl:1",
         ),
     ],
 )
@@ -210,13 +210,13 @@ def test_a_bad_line_is_an_error_with_its_number(tmp_path: Path, line: str, messa
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds no questions"),
-        (b"\n\n", "holds no questions"),
+        (b"", "contains no questions"),
+        (b"\n\n", "contains no questions"),
         (b'{"question": "caf\xe9"}', "is not UTF-8 text"),
         (b'[{"question": "x"},', "mine.json:1: not valid JSON"),
         (b'[{"question": "x"}]', "mine.json: record 1: no known form .* has these keys: question"),
-        (b'{"data": []}', "holds no questions"),
-        (b'{"data": [{"paragraphs": [{}]}]}', "paragraph 0: an object with a text"),
+        (b'{"data": []}', "contains no questions"),
+        (b'{"data": [{"paragraphs": [{}]}]}', "paragraph 0: an object with a string"),
         (b'{"data": [null]}', "data must be a list of objects"),
         (b'{"data": [{"paragraphs": 5}]}', "paragraphs must be a list of objects, not 5"),
         (

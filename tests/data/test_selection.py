@@ -127,7 +127,7 @@ def test_a_selection_without_episodes_is_an_error_that_says_why(tmp_path: Path):
     with pytest.raises(
         UserError,
         match="is left to learn from: kept 0 of 2 episodes; left out: reward below min_reward 1, "
-        "played in the arm gold 1; ask for less",
+        "played in the arm gold 1; relax the criteria",
     ):
         select([tmp_path / "e.jsonl"], SelectConfig(min_reward=1.0))
 

@@ -130,7 +130,7 @@ def test_fixed_observations_keep_any_budget_that_holds_the_tags(shape):
             observation = fixed_observation(note, codec, max_tokens)
             assert len(observation.token_ids) <= max_tokens
             assert observation.text.endswith("</information>\n\n")
-    with pytest.raises(UserError, match=f"needs {frame} for what stands around"):
+    with pytest.raises(UserError, match=f"the frame around the passages alone takes {frame}"):
         build_observation(make_hits(("x", "y")), codec, frame - 1)
 
 

@@ -49,7 +49,7 @@ def test_a_template_may_say_as_much_or_as_little_as_it_likes(text: str):
     [
         ("Write <search> </search>.", r"shows '<search> </search>.*The search query is empty"),
         ("Write <answer> like this.", "<answer> is opened but never closed"),
-        ("Think in <think>.", "opens <think> 1 times and closes it 0 times"),
+        ("Think in <think>.", "opens <think> 1 times but closes it 0 times"),
         ("Write <serach> query </serach>.", "shows <serach>; did you mean <search>"),
         ("Write <tool_call> query </tool_call>.", "environment.protocol: tags does not read"),
     ],
@@ -62,7 +62,7 @@ def test_tags_that_the_parser_does_not_read_are_refused(text: str, message: str)
 def test_a_template_of_the_other_protocol_is_refused():
     with pytest.raises(UserError, match="<search>, which environment.protocol: tools does not"):
         check_template(PromptTemplate.load("search-r1"), HERMES)
-    with pytest.raises(UserError, match="no valid <tool_call> .*not valid JSON"):
+    with pytest.raises(UserError, match="not a valid <tool_call> .*not valid JSON"):
         check("Call <tool_call> query </tool_call>.", HERMES)
     check('<tool_call>{"name": "search", "arguments": {"query_list": ["x"]}}</tool_call>', HERMES)
     with pytest.raises(UserError, match="<tool_call>, which environment.protocol: tools does not"):

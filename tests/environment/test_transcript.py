@@ -88,11 +88,11 @@ def test_a_list_that_was_appended_may_be_changed_by_its_owner():
 
 def test_an_observation_without_a_turn_before_it_is_a_bug():
     transcript = Transcript((1,))
-    with pytest.raises(AssertionError, match="answers a turn"):
+    with pytest.raises(AssertionError, match="follows a turn"):
         transcript.append_observation((2,))
     transcript.append_sampled(completion_of((3,)))
     transcript.append_observation((4,))
-    with pytest.raises(AssertionError, match="answers a turn"):
+    with pytest.raises(AssertionError, match="follows a turn"):
         transcript.append_observation((5,))
 
 

@@ -62,7 +62,7 @@ def test_a_part_on_the_way_by_source_and_everything_at_the_end(tmp_path: Path, t
     assert final.summary.arms["normal"].overall.num_questions == 12
     assert set(final.summary.arms["normal"].by_source) == {"nq", "bamboogle"}
     assert figures.with_suffix(".md").exists()
-    assert "Beside published results" in figures.with_suffix(".html").read_text()
+    assert "Compared with published results" in figures.with_suffix(".html").read_text()
 
     evaluated = config.output_dir / "checkpoints" / "step_000002"
     assert final.protocol.model == str(evaluated), "it said the model that the run started from"

@@ -99,7 +99,7 @@ async def test_a_query_that_no_encoding_holds_is_answered_too() -> None:
 def test_questions_without_gold_passages_are_counted_before_the_first_episode() -> None:
     bare = Question("q8", "Where?", ("Oslo",), "world")
     with pytest.raises(
-        UserError, match=r"1 of 2 questions name no gold passages \(the first is q8\).*arms"
+        UserError, match=r"1 of 2 questions have no gold passages \(the first is q8\).*arms"
     ):
         searches().check(("normal", "gold"), [QUESTION, bare])
     searches().check(("normal", "random"), [QUESTION, bare])

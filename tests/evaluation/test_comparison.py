@@ -90,7 +90,7 @@ def test_common_questions_are_compared_and_the_others_told() -> None:
     (arm,) = comparison.arms
     assert (arm.overall.num_questions, arm.num_only_first, arm.num_only_second) == (40, 30, 10)
     assert left_out_text(arm, comparison) == (
-        "searching: compared on 40 common questions; 30 are in before alone and 10 in after alone."
+        "searching: compared on 40 shared questions; 30 are only in before and 10 only in after."
     )
 
 
@@ -98,7 +98,7 @@ def test_other_questions_are_refused() -> None:
     first, second = pair()
     other = [replace(score, question_id=f"x{n}") for n, score in enumerate(second.scores["normal"])]
     with pytest.raises(
-        UserError, match=r"no question in common .* \(the first ones are q0 and x0\).* one file"
+        UserError, match=r"share no question .* \(the first ones are q0 and x0\).* one file"
     ):
         compare(first, replace(second, scores={"normal": other}), NAMES)
 
@@ -169,7 +169,7 @@ def test_two_methods_are_named_wherever_they_are_compared(tmp_path: Path) -> Non
     assert compared_arm_name(comparison.arms[0], comparison) == "rejection sampling against search"
     write_comparison_markdown(tmp_path / "c.md", comparison)
     for text in ((tmp_path / "c.md").read_text(), render_comparison_page(comparison)):
-        assert "models/mine · search · greedy, one answer a question" in text
+        assert "models/mine · search · greedy, one answer per question" in text
         assert "the best of 5 at temperature 1, chosen by the golden answers" in text
         assert "rejection sampling against search" in text.replace("Rejection", "rejection")
     none = replace(PROTOCOL, method="direct", max_turns=0)
@@ -196,8 +196,8 @@ def test_the_command_writes_the_form_that_the_ending_asks_for(
     [
         (None, "cannot read"),
         ("not json", "is not JSON"),
-        ('{"arms": {}}', "is no file of figures of this version (KeyError: 'scores')"),
-        ("[1]", "is no file of figures"),
+        ('{"arms": {}}', "is not a file of figures of this version (KeyError: 'scores')"),
+        ("[1]", "is not a file of figures"),
     ],
 )
 def test_a_file_that_is_no_evaluation_is_named(

@@ -219,7 +219,7 @@ def test_a_method_that_never_searches_needs_no_retriever(
     told = method.replace("_", " ")
     assert f"{NAME} · {told} · greedy" in capsys.readouterr().out
     for report in (out.with_suffix(".md").read_text(), out.with_suffix(".html").read_text()):
-        assert f"{NAME} · {told} · greedy, one answer a question" in report
+        assert f"{NAME} · {told} · greedy, one answer per question" in report
         assert "ithout search" in report
         assert "earching" not in report.replace("researching", "")
     question = read_questions(world_dir() / "test.jsonl")[0]

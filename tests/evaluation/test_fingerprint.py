@@ -106,11 +106,11 @@ def test_a_method_that_never_searches_depends_on_no_retriever_and_has_one_arm(me
 @pytest.mark.parametrize(
     ("method", "max_turns", "answers"),
     [
-        ("search", 4, "greedy, one answer a question"),
-        ("direct", 0, "greedy, one answer a question"),
-        ("chain_of_thought", 0, "greedy, one answer a question"),
-        ("rag", 1, "greedy, one answer a question"),
-        ("ircot", 4, "greedy, one answer a question"),
+        ("search", 4, "greedy, one answer per question"),
+        ("direct", 0, "greedy, one answer per question"),
+        ("chain_of_thought", 0, "greedy, one answer per question"),
+        ("rag", 1, "greedy, one answer per question"),
+        ("ircot", 4, "greedy, one answer per question"),
         (
             "rejection_sampling",
             4,

@@ -68,7 +68,7 @@ async def test_a_torn_last_line_is_cut_and_its_episode_played_again(
     engine = Reader()
     assert figures(await evaluate_towns(config_of(), out, engine)) == figures(first)
     assert engine.num_answers == 1
-    assert "ended in the middle of a line" in caplog.text
+    assert "ends in the middle of a line" in caplog.text
     assert len(list(read_episodes(path))) == 3
 
 
@@ -178,7 +178,7 @@ async def test_episodes_without_a_fingerprint_are_not_gone_on_with(tmp_path: Pat
     out = tmp_path / "e.json"
     await evaluate_towns(config_of(), out)
     (tmp_path / "e.fingerprint.json").unlink()
-    with pytest.raises(UserError, match=r"e\.fingerprint\.json beside it does not say how"):
+    with pytest.raises(UserError, match=r"e\.fingerprint\.json next to it does not say how"):
         await evaluate_towns(config_of(), out)
     await evaluate_towns(config_of(), out, is_fresh=True)
 

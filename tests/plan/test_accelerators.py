@@ -41,10 +41,10 @@ def test_the_page_says_how_many_machines_it_took_the_gpus_to_be_in() -> None:
     ("text", "said"),
     [
         ("H100-80GB", "write [MACHINESx]GPUSxNAME"),
-        ("8xV100", "'V100', which is not known; known are A10-24GB"),
+        ("8xV100", "'V100', which is unknown; known GPUs: A10-24GB"),
         ("8xH100-96GB", "'H100-96GB', which is not known"),
         ("8xA100", "comes as A100-40GB and A100-80GB; name one"),
-        ("0x8xH100", "one machine and one GPU at least"),
+        ("0x8xH100", "at least one machine and one GPU"),
         ("", "write [MACHINESx]GPUSxNAME"),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_line_says_the_plan_and_its_peak_before_the_run(
     caplog.set_level("INFO")
     fitted = fit_here(config_of(), phase, machine=machine(16))
     line = next(r.getMessage() for r in caplog.records if "is expected" in r.msg)
-    assert "17.18 GB of memory are free" in line
+    assert "17.18 GB of memory free" in line
     assert "(micro-batches of 4096 tokens, " in line
     if phase == "training":
         assert f"a peak of {peak(fitted) / 1e9:.2f} GB" in line
@@ -122,12 +122,12 @@ def test_an_evaluation_takes_fewer_slots_and_is_refused_before_it_loads_what_can
     fitted = fit_here(config, "evaluation", machine=machine(8))
     assert fitted.rollout.engine.num_slots < 256
     assert fitted.trainer == config.trainer
-    with pytest.raises(UserError, match="no setting of memory is enough"):
+    with pytest.raises(UserError, match="no memory setting is enough"):
         fit_here(config, "evaluation", machine=machine(0.5))
 
 
 def test_where_nothing_fits_it_says_what_else_would_help() -> None:
-    with pytest.raises(UserError, match=r"no setting of memory is enough.*model\.lora"):
+    with pytest.raises(UserError, match=r"no memory setting is enough.*model\.lora"):
         fit_here(config_of(), machine=machine(1))
 
 
@@ -180,5 +180,5 @@ def test_where_products_in_bfloat16_are_much_faster_a_line_says_so(
     monkeypatch.setattr(module, "matmul_rate", lambda _: 1.0)
     caplog.set_level("INFO")
     fit_here(config_of(model={"path": str(real_shape()), **model}), machine=machine(400))
-    said = "1.9 times as fast in bfloat16 as in float32: model.arithmetic=bfloat16" in caplog.text
+    said = "1.9 times faster in bfloat16 than in float32: set model.arithmetic=bfloat16" in caplog.text
     assert said == is_said

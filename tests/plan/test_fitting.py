@@ -84,7 +84,7 @@ def of_tokens(number: int) -> list[str]:
 def test_no_setting_that_would_do_is_left_out(
     recipe: str, hardware: str, overrides: list[str], expected: list[str]
 ) -> None:
-    """These were not tried, and a page said that no setting that is known makes it fit."""
+    """These were not tried, and a page said that no known setting makes it fit."""
     assert list(verdict_on(recipe, hardware, *overrides).changes) == expected
 
 
@@ -173,7 +173,7 @@ def test_the_page_says_whether_it_fits_and_leaves_this_machine_out() -> None:
     resting = plan_of("search-r1-grpo-32b.yaml", "4x8xH100").memory
     assert resting is not None
     host = resting.host_bytes_per_node / 1e9
-    assert f"each machine needs {host:,.2f} GB of its own memory besides" in page, "then, not now"
+    assert f"each machine also needs {host:,.2f} GB of main memory" in page, "then, not now"
 
 
 def test_the_page_says_what_places_the_recipe_there_and_what_training_refuses() -> None:
@@ -213,10 +213,10 @@ def test_the_hours_are_those_of_the_plan_that_fits() -> None:
     assert plan.verdict is not None
     assert plan.verdict.changes == (changes,)
     assert plan.duration == plan_of("search-r1-grpo-72b.yaml", "8xH100", changes).duration
-    assert "hours with these changes, 162 of publishing among them" in said(plan)
+    assert "hours with these changes, including 162 of publishing" in said(plan)
     many = plan_of("search-r1-grpo-72b.yaml", "4x8xH100")
     assert many.duration is not None
-    assert "hours, 162 of publishing among them" in said(many)
+    assert "hours, including 162 of publishing" in said(many)
     nowhere = plan_of("search-r1-grpo-72b.yaml", "1xL4")
     assert nowhere.duration is None
     assert " hours" not in said(nowhere)

@@ -286,7 +286,7 @@ def test_rejection_by_divergence_is_the_loop(form, level, rows_S):
         ({"loss": "interpolated", "decoupled": True}, "stands in for algorithm.decoupled"),
         (
             {"kl": {"coefficient": 0.1, "form": "k3+", "place": "reward"}},
-            "do nothing in the reward",
+            "have no effect in the reward",
         ),
     ],
 )

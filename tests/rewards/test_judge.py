@@ -213,7 +213,7 @@ async def test_a_cache_that_takes_no_more_is_warned_about_once_and_costs_no_verd
         other.close()
         assert await ask(judge, "one") is True
         assert await ask(judge, "two") is True
-    assert [r.message for r in caplog.records if "keeps nothing more" in r.message].__len__() == 1
+    assert [r.message for r in caplog.records if "cannot store any more" in r.message].__len__() == 1
 
 
 async def test_a_cache_that_breaks_meanwhile_costs_no_verdict(
@@ -380,7 +380,7 @@ async def test_a_server_that_repeats_the_key_does_not_make_us_say_it(
         ({"key_variable": "A_KEY_NOBODY_SET"}, "variable A_KEY_NOBODY_SET"),
         ({"key_file": "no/such/key"}, "cannot read reward.judge.key_file no/such/key"),
         ({"url": "127.0.0.1:1"}, "it must look like http://127.0.0.1:8001/v1"),
-        ({"url": f"http://me:{KEY}@127.0.0.1:1/v1"}, "holds a user or a password"),
+        ({"url": f"http://me:{KEY}@127.0.0.1:1/v1"}, "contains a user or a password"),
         ({"prompt": "no/such/prompt"}, "cannot read the judge's prompt"),
     ],
 )
@@ -396,7 +396,7 @@ def test_a_judge_that_cannot_work_is_refused(settings: dict[str, Any], complaint
 def test_a_template_without_a_place_for_the_answer_is_refused(tmp_path: Path):
     path = tmp_path / "judge.txt"
     path.write_text("Is {question} right? {golden_answers}", encoding="utf-8")
-    with pytest.raises(UserError, match="has no place for {answer}"):
+    with pytest.raises(UserError, match="does not contain {answer}"):
         Judge(JudgeConfig(url="http://127.0.0.1:1/v1", prompt=path, cache=None))
 
 

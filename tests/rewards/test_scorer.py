@@ -162,11 +162,11 @@ def test_an_error_in_a_function_names_the_function_and_the_episode(name: str, co
 @pytest.mark.parametrize(
     ("path", "complaint"),
     [
-        ("absent_rewards:f", "there is no module absent_rewards for absent_rewards:f"),
-        ("absent.rewards:f", "there is no module absent for absent.rewards:f"),
+        ("absent_rewards:f", "no module absent_rewards for absent_rewards:f"),
+        ("absent.rewards:f", "no module absent for absent.rewards:f"),
         ("my_rewards:absent", "my_rewards has no absent"),
         ("my_rewards:constant", "is no function, but 3"),
-        ("my_rewards:two", "cannot be called with an episode alone"),
+        ("my_rewards:two", "cannot be called with just an episode"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused_at_the_start(path: str, complaint: str):

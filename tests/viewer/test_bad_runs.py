@@ -296,9 +296,9 @@ def test_bad_figures_are_named_in_the_list_of_evaluations(
     path = runs / "bad" / "evaluation" / "after.json"
     path.write_text(json.dumps(BAD_FIGURES[name](json.loads(path.read_text()))))
     good_is_shown(pages)
-    assert "is no file of figures of this version" in pages.get("/evaluations").text
+    assert "is not a file of figures of this version" in pages.get("/evaluations").text
     assert pages.get("/evaluation?run=bad&file=evaluation/after.json").status_code == 400
-    with pytest.raises(UserError, match="is no file of figures"):
+    with pytest.raises(UserError, match="is not a file of figures"):
         read_result(path)
 
 

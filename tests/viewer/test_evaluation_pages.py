@@ -77,7 +77,7 @@ def test_every_slice_of_every_arm_is_on_the_page(result: EvaluationResult) -> No
 
 def test_published_results_stand_beside_with_what_differs(result: EvaluationResult) -> None:
     page = render_evaluation_page(result)
-    assert "Beside published results" in page
+    assert "Compared with published results" in page
     assert "0.431" in page
     assert page.count(">differs<") == 4, "retriever, corpus, prompt, questions"
     own = make_result({"normal": [make_score("w", 1.0, "world", 1)]})

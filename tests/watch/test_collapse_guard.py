@@ -82,7 +82,7 @@ def test_a_stop_names_the_newest_checkpoint_from_before_and_leaves_all(tmp_path:
 
 def test_a_stop_says_so_where_no_checkpoint_is_from_before(tmp_path: Path):
     make_checkpoints(tmp_path, 4, 6)
-    with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="No checkpoint left is"):
+    with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="No remaining checkpoint is"):
         play(CollapseGuard(make_config(tmp_path, "stop")), records, COLLAPSE)
 
 
@@ -232,7 +232,7 @@ def test_a_run_that_cannot_drop_its_copies_ends_without_another_checkpoint(
         raise UserError("trainer.checkpoint_url fails")
 
     monkeypatch.setattr(CheckpointsElsewhere, "forget_after", refuse)
-    with pytest.raises(Collapsed, match=r"collapsing .* cannot go back: .*checkpoint_url fails"):
+    with pytest.raises(Collapsed, match=r"collapsing .* cannot roll back: .*checkpoint_url fails"):
         alarm(make_config(out, "roll_back", url=url))
     assert list(checkpoints(out)) == [0, 2, 4, 6]
     assert not (out / ROLLBACKS_FILE).exists()

@@ -138,7 +138,7 @@ def test_an_alarm_says_what_since_when_and_what_it_means():
     (alarm,) = watch("health/empty_answers", [*[0.0] * WINDOW, 0.5, 0.5])
     assert str(alarm) == (
         "health/empty_answers is 0.5 at step 5, beyond 0.25 since step 4 (normal: 0): "
-        "the policy answers with nothing"
+        "the policy gives empty answers"
     )
 
 
@@ -179,6 +179,6 @@ def test_a_sampler_that_differs_from_the_trainer_alarms_from_the_first_steps_on(
     signal = "policy/logprob_diff_mean"
     (alarm,) = watch(signal, [0.03, 0.03], max_logprob_diff=0.001)
     assert (alarm.step, alarm.since, alarm.limit) == (1, 0, 0.001)
-    assert "other log-probabilities than the trainer" in str(alarm)
+    assert "different log-probabilities from the trainer" in str(alarm)
     assert watch(signal, [0.03, 0.03], max_logprob_diff=0.1) == []
     assert watch(signal, [0.03, 0.03]) == [], "no limit is known"

@@ -201,7 +201,7 @@ async def test_a_tracker_that_fails_costs_the_run_a_warning(
         "wandb did not take step 0",
         f"wandb did not take {tmp_path}/config.yaml",
         f"wandb did not take {tmp_path}/step_000002",
-        "wandb did not end the run",
+        "wandb did not close the run",
     ]
 
 
@@ -221,7 +221,7 @@ def test_a_tracker_that_cannot_end_does_not_hold_the_end_of_the_run(
         pass
     assert not is_over.is_set()
     is_over.set()
-    assert caplog.messages == ["wandb did not end the run in 0.05 s: it is left"]
+    assert caplog.messages == ["wandb did not close the run within 0.05 s: giving up"]
 
 
 @pytest.mark.parametrize("changes", [{"project": "x"}, {"episodes": 3}, {"artifacts": True}])

@@ -150,9 +150,7 @@ class Tool:
                 wanted = json.dumps(properties[name])
                 return Invalid(f"The argument {name} of {self.name} must be {wanted}.")
         try:
-            json.dumps(
-                arguments, allow_nan=False
-            )  # Python reads NaN and 1e999; no record can store it
+            json.dumps(arguments, allow_nan=False)  # Python reads NaN and 1e999, records cannot
         except ValueError:
             return Invalid(f"The arguments of {self.name} hold a number that JSON does not have.")
         return Call(self.name, arguments)

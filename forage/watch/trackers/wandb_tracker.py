@@ -26,9 +26,8 @@ class WandbTracker:
             settings=wandb.Settings(console="off", silent=True),
         )
         self._run.define_metric("step")
-        self._run.define_metric(
-            "*", step_metric="step"
-        )  # wandb's own step only grows, even over a rollback
+        # wandb's own step only grows, even over a rollback.
+        self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float], rows: Sequence[Row]) -> None:
         table = {"episodes": wandb.Table(list(COLUMNS), [list(row) for row in rows])}

@@ -112,14 +112,14 @@ def test_a_file_that_cannot_be_read_is_named_and_left_out(
     ]
     for name in (
         "broken.pdf is left out",
-        "broken.docx is left out: it is no",
-        "holds no text (pages that",
+        "skipping broken.docx: it is not a",
+        "contains no text (scanned pages",
     ):
         assert name in caplog.text
-    assert "3 of 5 files are left out" in caplog.text
+    assert "skipped 3 of 5 files" in caplog.text
     (tmp_path / "good.txt").unlink()
     (tmp_path / "old.txt").unlink()
-    with pytest.raises(UserError, match="no document with text"):
+    with pytest.raises(UserError, match="no document with readable text"):
         list(read_documents(tmp_path))
 
 
@@ -179,12 +179,12 @@ def test_a_column_of_a_reserved_name_does_not_become_the_passage(tmp_path: Path)
             "t.csv",
             "id,text\n1,a,b\n",
             NamedColumns(),
-            "t.csv:2: this row has another number",
+            "t.csv:2: this row does not have as many cells",
         ),
-        ("t.csv", "id,text\n1\n", NamedColumns(), "t.csv:2: this row has another number"),
+        ("t.csv", "id,text\n1\n", NamedColumns(), "t.csv:2: this row does not have as many cells"),
         ("t.csv", "key,text\n,a\n", NamedColumns(id="key"), "t.csv:2: its 'key' is empty"),
-        ("t.jsonl", '{"text": ["a"]}', NamedColumns(), "t.jsonl:1: 'text' is .*a text or a number"),
-        ("t.jsonl", "[1]", NamedColumns(), "t.jsonl:1: holds a list"),
+        ("t.jsonl", '{"text": ["a"]}', NamedColumns(), "t.jsonl:1: 'text' is .*a string or a number"),
+        ("t.jsonl", "[1]", NamedColumns(), "t.jsonl:1: contains a list"),
         ("t.parquet", "nothing", NamedColumns(), "cannot read the parquet file"),
     ],
 )

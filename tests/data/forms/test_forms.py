@@ -198,7 +198,7 @@ def test_a_form_that_is_given_by_name_is_used_instead(tmp_path: Path):
     assert answers == {"flat": ("Ann",), "asearcher": ("Ann", "Bo")}
     assert read_questions(path)[0].golden_answers == ("Cy",)
     with pytest.raises(
-        UserError, match="'alpaca' is no form of question file; there are squad, search-r1"
+        UserError, match="'alpaca' is not a form of question file; choose one of squad, search-r1"
     ):
         read_questions(path, "alpaca")
 
@@ -268,7 +268,7 @@ def test_another_schema_is_told_with_the_keys_found_and_those_needed(tmp_path: P
     ("row", "message"),
     [
         ({"question": WHO, "answers": []}, r"f\.parquet: row 1: a question without answers"),
-        ({"question": WHO, "answers": [""]}, r"row 1: the answer '' is no text"),
+        ({"question": WHO, "answers": [""]}, r"row 1: the answer '' is not a string"),
         ({"question": WHO, "answers": None}, r"row 1: a question without answers.*found: question"),
         ({"prompt": WHO, "solutions": []}, r'a question without answers.*"solutions"'),
     ],
@@ -447,7 +447,7 @@ def test_keys_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO)
     row = {"_id": "1", "question": WHO, "answer": "Ann", "level": "easy", "context": []}
     read_rows_of(tmp_path, row)
-    assert "f.jsonl: keys that are not read: level, context" in caplog.text
+    assert "f.jsonl: ignored keys: level, context" in caplog.text
     caplog.clear()
     read_rows_of(tmp_path, {"question": WHO, "answer": "Ann", "source": "NQ"})
     assert "not read" not in caplog.text

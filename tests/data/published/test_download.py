@@ -89,7 +89,7 @@ def test_a_file_that_is_not_what_was_published_is_removed(tmp_path: Path, num_th
     (tmp_path / "f.bin.partial").write_bytes(other[:num_there])
     with (
         Hub({"f.bin": CONTENT[:-1] + b"x" if not num_there else CONTENT}) as hub,
-        pytest.raises(UserError, match="its checksum is .*, published is"),
+        pytest.raises(UserError, match="its checksum is .*, but the published one is"),
     ):
         download([piece(hub, CONTENT)], tmp_path / "f.bin")
     assert (tmp_path / "f.bin.partial").read_bytes() == b""
@@ -106,7 +106,7 @@ def test_what_is_left_of_a_longer_file_is_not_taken_for_this_one(tmp_path: Path)
 
 def test_another_file_in_the_way_is_not_touched(tmp_path: Path):
     (tmp_path / "f.bin").write_text("mine")
-    with Hub({"f.bin": CONTENT}) as hub, pytest.raises(UserError, match="is there with 4 bytes"):
+    with Hub({"f.bin": CONTENT}) as hub, pytest.raises(UserError, match="already exists with 4 bytes"):
         download([piece(hub, CONTENT)], tmp_path / "f.bin")
     assert (tmp_path / "f.bin").read_text() == "mine"
 
@@ -197,7 +197,7 @@ def test_a_mirror_that_answers_otherwise_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: object
 ):
     monkeypatch.setattr("tests.data.hub_server.Hub._answer_api", partial(_answer_json, reply))
-    with Hub({}) as hub, pytest.raises(UserError, match="does not answer as the hub does"):
+    with Hub({}) as hub, pytest.raises(UserError, match="does not answer like the hub"):
         fetch("wiki-18", tmp_path, hub.url, None, None)
 
 

@@ -129,7 +129,7 @@ def test_a_set_that_is_complete_is_not_fetched_again(tmp_path: Path, source: Pat
 def test_another_number_of_questions_than_published_is_refused(tmp_path: Path, source: Path):
     write_rows(source / "bamboogle" / "test.jsonl", rows(124))
     out = tmp_path / "test.jsonl"
-    with pytest.raises(UserError, match="bamboogle: 124 questions arrived, but 125 are published"):
+    with pytest.raises(UserError, match="bamboogle: received 124 questions, but 125 are published"):
         prepare(["bamboogle"], "test", out, str(source), TEMPLATE)
     assert not out.exists()
     assert not list(tmp_path.glob(".*"))
@@ -139,7 +139,7 @@ def test_the_merged_files_are_counted_by_source(tmp_path: Path):
     write_rows(tmp_path / "hub" / "train.jsonl", [{**row, "data_source": "nq"} for row in rows(3)])
     with pytest.raises(
         UserError,
-        match="search-r1: 3 questions arrived, but nq 79,168, hotpotqa 90,447 are published",
+        match="search-r1: received 3 questions, but nq 79,168, hotpotqa 90,447 are published",
     ):
         prepare(["search-r1"], "train", tmp_path / "o.jsonl", str(tmp_path / "hub"), TEMPLATE)
 
@@ -188,7 +188,7 @@ def test_files_of_any_form_are_converted_into_one(tmp_path: Path):
             Question("a/1", "a?", ("x",), "a"),
             Question("b/1", "b?", ("y",), "b"),
         ]
-    with pytest.raises(UserError, match="'a/1' stands in two files"):
+    with pytest.raises(UserError, match="'a/1' occurs in two files"):
         convert([tmp_path / "a.jsonl"] * 2, None, tmp_path / "x.jsonl", "train", TEMPLATE)
 
 
@@ -200,7 +200,7 @@ def test_the_commands_do_the_same(tmp_path: Path, source: Path, capsys: pytest.C
     assert main(["data", "convert", str(out), "--out", str(again), "--form", "search-r1"]) == 0
     assert read_questions(again) == read_questions(out)
     assert main(["data", "convert", str(out), "--out", str(again), "--form", "rows"]) == 2
-    assert "'rows' is no form of question file" in capsys.readouterr().err
+    assert "'rows' is not a form of question file" in capsys.readouterr().err
 
 
 def test_converting_a_file_onto_itself_keeps_its_questions(tmp_path: Path):

@@ -131,7 +131,7 @@ def test_a_template_that_joins_what_was_respelt_is_refused() -> None:
     tokenizer.chat_template = RAW.replace(
         "tool.function.description", "tool.function.description | replace(' ', '')"
     )
-    with pytest.raises(UserError, match="what a server says of lookup becomes control tokens"):
+    with pytest.raises(UserError, match="a server's description of lookup becomes control tokens"):
         prompt_and_message(tokenizer, "tools", server_tool("@end@"))
     prompt_and_message(tokenizer, "tools", server_tool("An innocent text"))
 
@@ -140,7 +140,7 @@ def test_a_template_that_joins_what_was_respelt_is_refused() -> None:
 def test_an_argument_whose_name_would_be_respelt_is_refused(name: str) -> None:
     schema = {"type": "object", "properties": {name: {"type": "string"}}}
     tool = server_tool("A text", inputSchema=schema)
-    with pytest.raises(UserError, match="which this tokenizer cannot show as plain text"):
+    with pytest.raises(UserError, match="which this tokenizer cannot write as plain text"):
         prompt_and_message(tokenizer_of(), "tools", tool)
 
 
@@ -177,7 +177,7 @@ def test_a_schema_that_cannot_be_read_is_refused_by_the_name_of_its_tool(
     schema: dict[str, Any],
 ) -> None:
     """The first call, or the prompt, failed with a TypeError or an IndexError."""
-    with pytest.raises(UserError, match="the tool 'lookup' of .* by no JSON schema"):
+    with pytest.raises(UserError, match="the tool 'lookup' of .* does not describe .* by a JSON schema"):
         server_tool("A text", inputSchema={"type": "object", **schema})
 
 

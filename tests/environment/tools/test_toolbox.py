@@ -95,16 +95,16 @@ def test_a_schema_may_name_several_types_and_numbers_are_those_of_json():
     [
         ("serach", r"no tool 'serach'; did you mean search\?"),
         ("knitting", r"no tool 'knitting' \(built in: search, open_page; .* module:name"),
-        ("no.such_module:thing", "there is no module no"),
+        ("no.such_module:thing", "no module no"),
         (f"{OWN}:nobody", "has no nobody"),
-        (f"{OWN}:a_number", "neither a function nor an object with a run method, but 7"),
+        (f"{OWN}:a_number", "is 7; it must be a function, or an object with a run method"),
         (f"{OWN}:Lookup", "is a class; name an object of it"),
         (f"{OWN}:no_docstring", "has no docstring"),
         (f"{OWN}:no_types", "the argument text .* has no type; write for example text: str"),
         (f"{OWN}:odd_types", "has the type .*Path.*, which a model cannot write; use str"),
-        (f"{OWN}:many_arguments", "cannot be given by name"),
-        (f"{OWN}:think", "'think' .* has the name of a tag of the protocol"),
-        (f"{OWN}:search", "'search' .* has the name of a tag of the protocol"),
+        (f"{OWN}:many_arguments", "cannot be passed by name"),
+        (f"{OWN}:think", "'think' .* has the name of a protocol tag"),
+        (f"{OWN}:search", "'search' .* has the name of a protocol tag"),
         (f"{OWN}:Loud", "'Loud' .* has a name that makes no tag"),
     ],
 )
@@ -114,20 +114,20 @@ def test_a_tool_that_cannot_be_used_is_refused_before_the_run(name: str, message
 
 
 def test_two_tools_of_one_name_are_refused():
-    with pytest.raises(UserError, match="2 tools of the name shout"):
+    with pytest.raises(UserError, match="2 tools named shout"):
         tools(f"{OWN}:shout", f"{OWN}:other_shout")
 
 
 def test_a_template_that_tells_the_model_to_search_needs_the_tool():
     for values in ({}, {"protocol": "tools"}):
         environment = EnvironmentConfig.model_validate({"tools": [f"{OWN}:add"], **values})
-        with pytest.raises(UserError, match="tells the model to search, and environment.tools"):
+        with pytest.raises(UserError, match="tells the model to search, but environment.tools"):
             Player(environment, RolloutConfig(), family_tokenizer("qwen2.5"), seed=0)
 
 
 def test_native_calls_need_a_tokenizer_that_knows_tools():
     environment = EnvironmentConfig(protocol="tools", tools=("search", f"{OWN}:add"))
-    with pytest.raises(UserError, match="shows the model no tools; use environment.protocol: tags"):
+    with pytest.raises(UserError, match="does not show tools to the model; use environment.protocol: tags"):
         Player(environment, RolloutConfig(), make_tokenizer("chat"), seed=0)
 
 

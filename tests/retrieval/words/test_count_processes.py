@@ -81,7 +81,7 @@ def test_the_index_is_that_of_one_process_to_the_last_byte(
     ("wrong", "said"),
     [
         (b"{", "c.jsonl:2400: not valid JSON"),
-        (rows(7, 8)[0], "c.jsonl:2400: the id '7' is already that of line 8"),
+        (rows(7, 8)[0], "c.jsonl:2400: the id '7' is already used in line 8"),
     ],
 )
 def test_a_wrong_line_is_named_with_its_number(
@@ -103,7 +103,7 @@ def test_a_wrong_line_before_gzip_data_that_break_is_said_first(
     lines[2399] = b"[]"
     data = gzip.compress(b"\n".join(lines), compresslevel=0)
     (tmp_path / "c.jsonl.gz").write_bytes(data[: len(data) - 20_000])
-    with pytest.raises(UserError, match=r"c\.jsonl\.gz:2400: holds a list"):
+    with pytest.raises(UserError, match=r"c\.jsonl\.gz:2400: contains a list"):
         build_index(tmp_path / "c.jsonl.gz", tmp_path / "i", show_progress=False)
     assert two_processes
 
