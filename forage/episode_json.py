@@ -31,8 +31,7 @@ from forage.types import (
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """One line of an episode file: when and under which arm the episode was played, and the
-    episode.
+    """One line of an episode file: the episode, and when and under which arm it was played.
 
     ``tokenizer`` is None in a file that does not identify its tokenizer. ``group`` numbers the
     groups of a training step in the order played, and ``is_chosen`` says whether the step trained

@@ -163,8 +163,7 @@ def _begin_vector_functions() -> None:
 
 
 def compute_with(num_threads: int) -> None:
-    """Sets the calling thread to compute with ``num_threads`` and to flush denormal numbers to
-    zero.
+    """Makes the calling thread use ``num_threads`` and flush denormal numbers to zero.
 
     A confident policy has gradients below 1e-38, and each traps into microcode on an Intel core:
     the products of a backward pass took ten times as long. Their contribution to a float32 sum is
@@ -202,8 +201,7 @@ def _seconds_of(work: Callable[[], object]) -> float:
 
 
 def in_passing_thread(call: Callable[[], T]) -> T:
-    """The result of ``call``, which runs on a thread of its own that then ends with its OpenMP
-    team.
+    """The result of ``call``, run on a new thread that then ends with its OpenMP team.
 
     Each computing thread keeps a team of OpenMP threads. Once the teams have more threads than
     there are cores, OpenMP hardly spins any more: a single query took a fifth longer after the main

@@ -161,8 +161,7 @@ class RunRecords:
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def truncate_to(self, offsets: Mapping[str, int]) -> None:
-        """Truncates the files to a checkpoint's ``offsets``; raises ``UserError`` if one is
-        shorter.
+        """Truncates the files to a checkpoint's ``offsets``; ``UserError`` if one is shorter.
 
         TensorBoard's files stay: the next event written purges all steps after the last remaining
         one.
@@ -182,9 +181,7 @@ class RunRecords:
         self.sync()
 
     def close(self) -> None:
-        """Writes what is pending and closes the files, which releases their locks even on a full
-        disk.
-        """
+        """Writes what is pending and closes the files; releases locks even on a full disk."""
         try:
             self.sync()
             self._close_tensorboard()
@@ -231,9 +228,7 @@ def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that atomically becomes ``path`` if the block succeeds, and is deleted if
-    not.
-    """
+    """A file to write that atomically becomes ``path`` if the block succeeds."""
     path = path.resolve()  # a symlink remains a symlink
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # a pipe or a terminal is written directly
@@ -287,9 +282,7 @@ def json_line(row: Mapping[str, Any]) -> bytes:
 
 
 def _read_lines(path: Path, max_bytes: int) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file; ignores a last line without a newline, which is still being
-    written.
-    """
+    """The rows of a JSONL file, without a last line still being written (no newline)."""
     with open_plain(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(max_bytes), b""), start=1):
             if not line.endswith(b"\n"):

@@ -135,9 +135,7 @@ class Run:
         return latest_checkpoint(self.config.output_dir) or Path(self.config.model.path)
 
     def evaluate(self) -> EvaluationResult:
-        """Evaluates ``model`` with the recipe's settings; writes to ``evaluation`` in the run's
-        directory.
-        """
+        """Evaluates ``model`` by the recipe; writes to ``evaluation`` in the run's directory."""
         from forage.evaluation.evaluate import Destination, evaluate_model
         from forage.evaluation.subset import questions_to_evaluate
         from forage.plan.fit_here import fit_here

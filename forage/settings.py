@@ -35,9 +35,7 @@ IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
 def written(own: Any) -> str:
-    """Custom code as a recipe writes it: the given text, or the ``module:name`` where it is
-    defined.
-    """
+    """Custom code as a recipe writes it: the given text, or ``module:name`` of an object."""
     if isinstance(own, str):
         return own
     named = own if hasattr(own, "__qualname__") else type(own)
@@ -118,9 +116,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def models_at(models: Models, key: str) -> list[type[BaseModel]]:
-    """The models of the section under ``key`` in any of ``models``; [] if the key is a plain
-    value.
-    """
+    """The models of the section under ``key`` in any of ``models``; [] for a plain value."""
     found: dict[type[BaseModel], None] = {}
     for model in models:
         if key in model.model_fields:
@@ -139,8 +135,7 @@ def kinds_of(models: Models) -> dict[str, type[BaseModel]]:
 
 
 def load_by_path(path: Any, key: str) -> Any:
-    """The object that ``module:name`` refers to, also in the current directory; raises
-    ``UserError``.
+    """The object named ``module:name``, also in the current directory; raises ``UserError``.
 
     A value that is not a string is returned as is. ``key`` is the setting it comes from. An
     exception raised while the module runs is re-raised with a note.

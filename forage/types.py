@@ -1,5 +1,4 @@
-"""The types shared between folders: frozen dataclasses with array shapes, and the protocols between
-them.
+"""The types shared between folders: frozen dataclasses with array shapes, and protocols.
 
 Everything here is plain data: a folder receives some of these and returns others, and never reaches
 into another folder's objects. Axis suffixes: ``_P`` questions, ``_G`` members of a group, ``_B``
@@ -425,8 +424,7 @@ class Episode:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether it can be trained: every policy token was sampled as recorded, in one
-        conversation.
+        """Whether it can be trained: one conversation whose policy tokens were sampled as recorded.
 
         The conversation may have been folded into several sequences (``contexts``). False if text
         was transcribed, or if there are several prompts, as in baselines that ask the policy

@@ -139,9 +139,7 @@ class LineBlock:
 
 
 def line_blocks(path: Path) -> Iterator[LineBlock]:
-    """A corpus's lines, a few megabytes at a time; raises ``UserError`` after yielding what it
-    read.
-    """
+    """A corpus's lines, a few megabytes at a time; raises ``UserError`` after earlier lines."""
     row = 0
     for file in corpus_files(path):
         reading, failure = file_lines(file), None

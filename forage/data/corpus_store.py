@@ -39,8 +39,7 @@ class StoredCorpus:
 def build_store(
     corpus: Path, directory: Path, on_passage: Callable[[Passage], None] = lambda _: None
 ) -> StoredCorpus:
-    """Copies ``corpus`` uncompressed into ``directory``, with offsets and ids; raises
-    ``UserError``.
+    """Copies ``corpus`` uncompressed into ``directory``, indexed; raises ``UserError``.
 
     ``on_passage`` is called with each passage, in row order.
     """
@@ -163,9 +162,7 @@ class CorpusStore:
     def refuse_repeated_ids(
         self, hashes: array[int], first_rows: dict[Path, int], numbers: array[int]
     ) -> None:
-        """Raises ``UserError`` if two lines share an id; ``first_rows`` are the files' first
-        rows.
-        """
+        """Raises ``UserError`` if two lines share an id; files begin at ``first_rows``."""
         by_hash = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
         ordered = np.frombuffer(hashes, dtype=np.uint64)[by_hash]
         for place in np.flatnonzero(ordered[1:] == ordered[:-1]).tolist():

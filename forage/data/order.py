@@ -168,9 +168,7 @@ def measure_difficulty(path: Path, questions: Sequence[Question]) -> Difficulty:
 
 
 class QuestionOrder:
-    """An endless sequence of questions, epoch after epoch; the same position always has the same
-    one.
-    """
+    """An endless sequence of questions, epoch after epoch, fixed for each position."""
 
     def __init__(
         self,
@@ -179,8 +177,7 @@ class QuestionOrder:
         weights: Mapping[str, float] | None = None,
         difficulty: Difficulty | None = None,
     ) -> None:
-        """``weights`` are the shares of the sources; ``difficulty`` puts easy questions first in
-        epoch 0.
+        """``weights`` are the sources' shares; ``difficulty`` puts easy questions first in epoch 0.
 
         Without weights, sources keep their frequency in the file. Raises ``UserError``.
         """

@@ -17,7 +17,7 @@ from typing import Any, Self
 from forage.config.run_config import RunConfig, load_config
 from forage.environment.actions import ANSWER_CLOSE, ANSWER_OPEN, Answer, Call, Invalid, Search
 from forage.environment.observation import EMPTY_FRAME, inside
-from forage.environment.prompt import asked
+from forage.environment.prompt import with_question_mark
 from forage.environment.protocol import ToolsProtocol
 from forage.environment.remembered import as_trained
 from forage.environment.template import SLOT
@@ -110,7 +110,7 @@ class OpenRecipe:
 
     def prompt(self, question: Question) -> str:
         """The user's message; the question in it is harmless, as a passage is."""
-        text = self._codec.decode(self._codec.encode_untrusted(asked(question.text)))
+        text = self._codec.decode(self._codec.encode_untrusted(with_question_mark(question.text)))
         return self._player.template.text.replace(SLOT, text)
 
     async def call(self, name: str, arguments: Mapping[str, Any], made: list[Turn]) -> str:

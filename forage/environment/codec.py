@@ -65,9 +65,7 @@ class Codec:
         self._encode_fixed = lru_cache(maxsize=_CACHED_FIXED_TEXTS)(self._encode_trusted)
 
     def encode_trusted(self, text: str) -> list[int]:
-        """Our own fixed text as tokens; added tokens in it are recognised, none are put around
-        it.
-        """
+        """Our own fixed text as tokens; added tokens in it are recognised."""
         return list(self._encode_fixed(text))
 
     def identity(self) -> TokenizerId:
@@ -77,9 +75,7 @@ class Codec:
         return TokenizerId(self.tokenizer.name_or_path, digest[:16])
 
     def is_added(self, token_id: int) -> bool:
-        """Whether the tokenizer has this token in addition to its vocabulary (tags, chat
-        markers).
-        """
+        """Whether the token is an addition to the vocabulary (tags, chat markers)."""
         return token_id in self._added_ids
 
     def encode_untrusted(self, text: str, max_tokens: int | None = None) -> list[int]:
@@ -124,9 +120,7 @@ class Codec:
         return self.decode(token_ids[-_TAIL:]).rstrip().endswith(Tag.THINK.opening)
 
     def cut(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        """The first ``max_tokens`` tokens, minus any that would end in the middle of a
-        character.
-        """
+        """The first ``max_tokens`` tokens, minus any that would end inside a character."""
         kept = list(token_ids[: max(max_tokens, 0)])
         if len(kept) == len(token_ids):
             return kept
@@ -176,8 +170,7 @@ class Codec:
         return tuple(i for i in ids if i not in self._added_ids)
 
     def _neutralise(self, text: str) -> str:
-        """Respells tags (``<search>`` becomes ``[search>``), chat markers and added tokens'
-        strings.
+        """Respells tags (``<search>`` as ``[search>``), chat markers and added tokens' strings.
 
         A space would not do for tags, since a lenient reader accepts ``< search >``; for the other
         strings a space after the first character is enough.

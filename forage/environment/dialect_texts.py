@@ -59,9 +59,7 @@ def verl_reply(text: str) -> str:
 
 
 def without_middle(texts: Sequence[ResultText], limit: int | None) -> list[ResultText]:
-    """The first and last half of ``limit`` characters with a marker between; unchanged if they
-    fit.
-    """
+    """The first and last half of ``limit`` characters with a marker between, or all if it fits."""
     num_characters = sum(len(each.text) for each in texts)
     if limit is None or num_characters <= limit:
         return list(texts)

@@ -106,8 +106,8 @@ def derive_calls(codec: Codec, tools: tuple[Tool, ...] = (SEARCH,)) -> NativeCal
     advice = "use environment.protocol: tags, or an instruct model that supports tools"
     if not tokenizer.chat_template:
         raise UserError(f"this tokenizer has no chat template to describe tools with; {advice}")
-    asked = {"role": "user", "content": _QUERY}
-    prompt = render(tokenizer, [asked], [SEARCH.schema])
+    user_message = {"role": "user", "content": _QUERY}
+    prompt = render(tokenizer, [user_message], [SEARCH.schema])
     if '"query_list"' not in prompt:
         raise UserError(
             f"this tokenizer's chat template does not show tools to the model; {advice}"
@@ -119,7 +119,7 @@ def derive_calls(codec: Codec, tools: tuple[Tool, ...] = (SEARCH,)) -> NativeCal
         "tool_calls": [{"type": "function", "function": function}],
     }
     # The last occurrence of the placeholder is in the call; the user's message may describe tools.
-    shown = render(tokenizer, [asked, call], [SEARCH.schema]).split(_QUERY, 1)[-1]
+    shown = render(tokenizer, [user_message, call], [SEARCH.schema]).split(_QUERY, 1)[-1]
     probe = NativeCalls("hermes" if CALL_OPEN in shown else "llama3")
     if probe.parse(shown) != Search(_QUERY):
         raise UserError(

@@ -62,9 +62,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The tokens after a turn, the text they decode to, and the ids of the results shown in
-    them.
-    """
+    """The tokens after a turn, the text they decode to, and the ids of the results shown."""
 
     token_ids: tuple[int, ...]
     text: str

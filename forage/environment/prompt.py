@@ -114,13 +114,13 @@ def encode_prompt(
 
     Raises ``UserError`` for more than ``max_tokens`` tokens: truncation would change the question.
     """
-    text = asked(question.text) if adds_question_mark else question.text
+    text = with_question_mark(question.text) if adds_question_mark else question.text
     ids = fill(template.text, {"question": text}, codec, tools, system)
     check_length(ids, question, max_tokens)
     return ids
 
 
-def asked(text: str) -> str:
+def with_question_mark(text: str) -> str:
     """The question's text, ending in a question mark."""
     text = text.strip()
     return text if text.endswith(("?", "？")) else text + "?"

@@ -142,16 +142,12 @@ class ToolsProtocol:
         return self._calls.write(tool, arguments)
 
     def write_search(self, query: str) -> str:
-        """A search as the policy writes it, with the same space; raises ``UserError`` without the
-        tool.
-        """
+        """A search as the policy writes it, with the same space; ``UserError`` without the tool."""
         _check_searches([tool.name for tool in self.tools])
         return self._calls.write_search(f" {query}")
 
     def prompt_line(self, tool: Tool) -> str:
-        """The prompt's description of a tool, in addition to the schema that the chat template
-        shows.
-        """
+        """The prompt's description of a tool; the chat template also shows its schema."""
         return tool.prompt_line or f"There is a tool named {tool.name}: {tool.description}"
 
     def results_frame(self, last_id: int) -> Frame:

@@ -52,34 +52,35 @@ def as_trained(config: RunConfig) -> RunConfig:
         memory = {"system_message": "", **memory}  # files of older versions have none
         if memory["prompt"] not in BUILT_IN or _text(memory["prompt"]) != memory[PROMPT_KEY]:
             memory["prompt"] = str(file)
-        as_it_was = {key: memory[key] for key in _KEYS}
+        trained = {key: memory[key] for key in _KEYS}
         text = memory[PROMPT_KEY]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} does not say what the model was trained with ({error!r}); restore the "
             "model's own file, or remove it"
         ) from error
-    said = environment.model_dump(mode="json", include=set(_KEYS) & environment.model_fields_set)
-    others = [key for key in said if key != "prompt" and said[key] != as_it_was[key]]
-    if "prompt" in said and _text(said["prompt"]) != text:
+    is_set = environment.model_fields_set
+    in_recipe = environment.model_dump(mode="json", include=set(_KEYS) & is_set)
+    others = [key for key in in_recipe if key != "prompt" and in_recipe[key] != trained[key]]
+    if "prompt" in in_recipe and _text(in_recipe["prompt"]) != text:
         others.append("prompt")
     if others:
         LOG.warning(
             "%s was trained differently than it is used now (%s), and may answer nonsense; remove "
             "%s to use it as it was trained",
             config.model.path,
-            "; ".join(f"environment.{key}: {as_it_was[key]}, now {said[key]}" for key in others),
+            "; ".join(f"environment.{key}: {trained[key]}, now {in_recipe[key]}" for key in others),
             "it" if len(others) == 1 else "them",
         )
         return config
-    set_here = {name: getattr(environment, name) for name in environment.model_fields_set}
+    set_here = {name: getattr(environment, name) for name in is_set}
     try:
-        found = EnvironmentConfig.model_validate(as_it_was | set_here)
+        found = EnvironmentConfig.model_validate(trained | set_here)
     except ValidationError as error:
         raise UserError(f"{file} does not match the recipe: {error}") from error
     if found == environment:
         return config
-    LOG.info("using %s as it was trained: %s", config.model.path, _told(as_it_was))
+    LOG.info("using %s as it was trained: %s", config.model.path, _description(trained))
     return config.model_copy(update={"environment": found})
 
 
@@ -87,7 +88,7 @@ def _text(prompt: str) -> str:
     return PromptTemplate.load(prompt).text
 
 
-def _told(memory: dict[str, Any]) -> str:
+def _description(memory: dict[str, Any]) -> str:
     tools = ", ".join(memory["tools"])
     return (
         f"prompt {memory['prompt']}, protocol {memory['protocol']}, dialect {memory['dialect']}, "

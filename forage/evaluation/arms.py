@@ -68,9 +68,7 @@ class RandomSearch:
 
 @dataclass(frozen=True, slots=True)
 class Searches:
-    """Creates each arm's search, from the retriever, the other one, or the corpus of
-    ``data.index``.
-    """
+    """Creates each arm's search from the retriever, the other one, or ``data.index``."""
 
     normal: Retriever
     other: Retriever | None

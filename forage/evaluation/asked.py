@@ -51,13 +51,13 @@ async def open_asking(config: RunConfig) -> AsyncIterator[Ask]:
             name = "asked" if number == 1 else f"asked {number}"
             question = Question(name, text, (), "asked")
             player.check_prompts([question])
-            heard = engine if hear is None else Overheard(engine, player.codec, hear)
-            return await player.play(Job(question, 0, name), heard, client, temperature=0.0)
+            reporting = engine if hear is None else ReportingEngine(engine, player.codec, hear)
+            return await player.play(Job(question, 0, name), reporting, client, temperature=0.0)
 
         yield ask
 
 
-class Overheard:
+class ReportingEngine:
     """An engine for one episode that reports what is sampled and shown as it happens.
 
     An in-process engine reports token by token; servers return a turn in one piece.
@@ -73,21 +73,21 @@ class Overheard:
         if shown := self._shown(now):  # otherwise a prompt, which need not be reported
             self._hear(Origin.OBSERVATION, self._codec.decode(shown))
         sampled: list[int] = []
-        told = ""
+        reported = ""
 
-        def tell(ids: Sequence[int], is_all: bool = False) -> None:
-            nonlocal told
+        def report(ids: Sequence[int], is_all: bool = False) -> None:
+            nonlocal reported
             text = self._codec.decode(ids)
             if is_all or not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character waits
-                self._hear(Origin.SAMPLED, text[len(told) :])
-                told = text
+                self._hear(Origin.SAMPLED, text[len(reported) :])
+                reported = text
 
         def on_token(token: int) -> None:
             sampled.append(token)
-            tell(sampled)
+            report(sampled)
 
         completion = await self._engine.generate(token_ids, replace(sampling, on_token=on_token))
-        tell(completion.token_ids_T, is_all=True)
+        report(completion.token_ids_T, is_all=True)
         self._transcript = now + completion.token_ids_T
         self._turn = completion.token_ids_T
         return completion
@@ -96,9 +96,7 @@ class Overheard:
         self._engine.release(episode_key)
 
     def _shown(self, now: tuple[int, ...]) -> tuple[int, ...]:
-        """What follows the last turn, also in a restarted context; nothing before the first
-        turn.
-        """
+        """What follows the last turn, also in a restarted context; () before the first turn."""
         before, turn = self._transcript, self._turn
         if not before:
             return ()

@@ -61,9 +61,7 @@ class ComparedArm:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two compared evaluations; ``differing`` lists their different settings (setting, first,
-    second).
-    """
+    """Two compared evaluations; ``differing`` lists settings as (name, first, second)."""
 
     first: str
     second: str

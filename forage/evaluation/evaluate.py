@@ -173,7 +173,7 @@ async def evaluate(
         summary=summarise(scores, settings.num_bootstrap, config.seed),
         scores={arm: list(rows) for arm, rows in scores.items()},
     )
-    _tell_failures(result, len(jobs))
+    _report_failures(result, len(jobs))
     write_result(destination.out, result)
     write_whole_text(destination.out.with_suffix(".md"), render_markdown(result))
     return result
@@ -193,9 +193,7 @@ def open_passages(config: RunConfig) -> tuple[CorpusStore, str] | tuple[None, No
 def run_evaluation(
     config: RunConfig, out: Path | None, is_fresh: bool = False, retries_failed: bool = False
 ) -> tuple[EvaluationResult, Path]:
-    """``forage eval``: plays, prints tables, and writes the files next to ``out``, which it
-    returns.
-    """
+    """``forage eval``: plays, prints tables, and writes files next to the returned path."""
     out = out or config.output_dir / "evaluation" / "eval.json"
     step = step_of(Path(config.model.path).name) or 0
     destination = Destination(out, config.name, step, None, is_fresh, retries_failed)
@@ -286,7 +284,7 @@ async def open_other_search(
     return client
 
 
-def _tell_failures(result: EvaluationResult, num_episodes: int) -> None:
+def _report_failures(result: EvaluationResult, num_episodes: int) -> None:
     """Warns of failed episodes; raises ``UserError`` if the engine failed in all of them."""
     arms = result.summary.arms
     failed = Status.ENGINE_FAILED.value
@@ -298,9 +296,9 @@ def _tell_failures(result: EvaluationResult, num_episodes: int) -> None:
         )
     for arm, summary in arms.items():
         if failures := summary.overall.failures:
-            told = ", ".join(f"{count} {kind}" for kind, count in failures.items())
+            counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())
             text = (
                 "arm %s: searches or the engine failed (%s); these episodes count as they ended. "
             )
             text += "`forage eval --retry-failed` plays those episodes again"
-            LOG.warning(text, arm, told)
+            LOG.warning(text, arm, counts)

@@ -95,17 +95,16 @@ class Journal:
         self._file.close()
 
     def _check_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
-        """Refuses an evaluation with other settings; saves the fingerprint before the first
-        episode.
-        """
+        """Refuses other settings than before; saves the fingerprint before the first episode."""
         earlier: dict[str, str] = {}
-        beside = fingerprint_path(self._path)
+        fingerprint_file = fingerprint_path(self._path)
         if os.fstat(self._file.fileno()).st_size:
             try:
-                earlier = json.loads(beside.read_text(encoding="utf-8"))
+                earlier = json.loads(fingerprint_file.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise UserError(
-                    f"{self._path} contains episodes, but {beside.name} next to it does not say "
+                    f"{self._path} contains episodes, but {fingerprint_file.name} next to "
+                    "it does not say "
                     "how they were played: start over with --fresh, or choose another --out"
                 ) from error
         differing = [
@@ -119,7 +118,7 @@ class Journal:
                 "restore these settings to continue"
             )
         both = json.dumps({**earlier, **fingerprint}, indent=1)
-        write_whole_text(beside, both)
+        write_whole_text(fingerprint_file, both)
 
     def _read(self, questions: Sequence[Question], retries_failed: bool) -> None:
         by_id = {question.id: question for question in questions}

@@ -91,8 +91,8 @@ def parse_hardware(text: str) -> Hardware:
     num_nodes, gpus_per_node = int(match["nodes"] or 1), int(match["gpus"])
     if not num_nodes or not gpus_per_node:
         raise UserError(f"--hardware is {text!r}: name at least one machine and one GPU")
-    asked = match["name"].lower()
-    names = [n for n in ACCELERATORS if asked in (n.lower(), n.rpartition("-")[0].lower())]
+    name = match["name"].lower()
+    names = [n for n in ACCELERATORS if name in (n.lower(), n.rpartition("-")[0].lower())]
     if not names:
         raise UserError(
             f"--hardware names {match['name']!r}, which is unknown; known GPUs: {known}"

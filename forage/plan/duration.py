@@ -126,9 +126,9 @@ def sampling_seconds(
 
 def _num_in_flight(config: RunConfig) -> int:
     """Episodes decoding at the same time, in all engines together."""
-    asked = config.rollout.max_concurrent_episodes
+    num_wanted = config.rollout.max_concurrent_episodes
     is_served = config.placement.has_server
-    return asked if is_served else min(asked, config.rollout.engine.num_slots)
+    return num_wanted if is_served else min(num_wanted, config.rollout.engine.num_slots)
 
 
 def published_bytes(config: RunConfig, model: ModelSize) -> int:
@@ -157,9 +157,7 @@ def publishing_speed(config: RunConfig) -> float:
 
 
 def num_contexts(config: RunConfig) -> int:
-    """The maximum number of contexts in an episode: each result that archives another starts
-    one.
-    """
+    """The maximum number of contexts per episode: each archived result starts one."""
     kept = config.environment.keep_observations
     return 1 if kept is None else 1 + config.environment.max_turns - kept
 

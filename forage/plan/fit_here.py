@@ -73,7 +73,7 @@ _SMALL_MODEL = 10_000_000
 _NUM_TOKENS = 256
 _NUM_LAYERS = 2
 _ROUNDS = 3
-_WORTH = 0.95
+_MAX_TIME_RATIO = 0.95
 """Larger numbers at once take more memory, so they must be a twentieth faster."""
 
 
@@ -89,7 +89,7 @@ def fit_here(
     ``UserError`` if ``phase`` needs more memory than there is. Ranks and servers are left
     unchanged.
     """
-    size = None if _is_elsewhere(config) else measure(config.model.path)
+    size = None if _is_unmeasurable(config) else measure(config.model.path)
     if size is None:
         return config
     is_open: dict[str, bool] = {key: not _is_set(config, key) for key in CHOSEN}
@@ -121,11 +121,11 @@ def fit_here(
     if phase != "evaluation":
         learnt = _as_learnt(fitted, phase)
         at_once = (learnt.trainer.micro_batches_at_once or cores) if on_cpu else 1
-        _say_plan(learnt.trainer, phase, at_once, peak(learnt), free)
+        _log_plan(learnt.trainer, phase, at_once, peak(learnt), free)
     return fitted
 
 
-def _say_plan(trainer: TrainerConfig, phase: Phase, at_once: int, peak: int, free: int) -> None:
+def _log_plan(trainer: TrainerConfig, phase: Phase, at_once: int, peak: int, free: int) -> None:
     """Logs the expected peak before a phase that learns."""
     LOG.info(
         "%s: expecting a peak of %.2f GB in addition to the program itself, with %.2f GB of "
@@ -190,7 +190,7 @@ def _advise_bfloat16() -> None:
         )
 
 
-def _is_elsewhere(config: RunConfig) -> bool:
+def _is_unmeasurable(config: RunConfig) -> bool:
     """Whether memory is not just this process's, or the model is not a local directory."""
     placement = config.placement
     if config.model.endpoint is not None:
@@ -248,9 +248,7 @@ def _is_set(config: RunConfig, key: str) -> bool:
 
 
 def choose_at_once(config: ModelConfig) -> int:
-    """How many micro-batches of ``config.path`` to process at a time: 1, 2, 4 ... or one per
-    core.
-    """
+    """How many micro-batches to process at a time: 1, 2, 4 ... or one per core."""
     most = num_cores()
     if most == 1:
         return 1
@@ -260,7 +258,7 @@ def choose_at_once(config: ModelConfig) -> int:
     best, best_s = 1, float("inf")
     for at_once in candidates:
         seconds = min(_seconds(model, at_once, most) for _ in range(_ROUNDS))
-        if seconds < _WORTH * best_s:
+        if seconds < _MAX_TIME_RATIO * best_s:
             best, best_s = at_once, seconds
     return best
 

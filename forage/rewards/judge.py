@@ -214,8 +214,8 @@ def _find_verdict(reply: str) -> str | None:
     it: yes`` neither.
     """
     # The prompt may have opened the thought, and max_tokens may have truncated it.
-    said = _OPENED.split(_CLOSED.split(reply)[-1])[0]
-    verdict = _VERDICT.match(_MARKUP.sub(" ", said))
+    conclusion = _OPENED.split(_CLOSED.split(reply)[-1])[0]
+    verdict = _VERDICT.match(_MARKUP.sub(" ", conclusion))
     return verdict[1].lower() if verdict else None
 
 

@@ -79,8 +79,7 @@ class AfterStep:
         metrics: dict[str, float],
         clock: PhaseClock,
     ) -> None:
-        """Reports, evaluates, records, acts on alarms, writes a checkpoint: each on its own
-        schedule.
+        """Reports, evaluates, records, acts on alarms and checkpoints, each on its schedule.
 
         Raises what the guard raises, and ``UserError`` for a checkpoint that cannot be written.
         """

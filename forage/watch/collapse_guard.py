@@ -145,17 +145,17 @@ class CollapseGuard:
 
     def _go_back(self, to_step: int, alarms: Sequence[Alarm]) -> None:
         """Drops the later checkpoints, and records why; raises ``UserError``."""
-        out, elsewhere = self._config.output_dir, copies_of(self._config)
+        out, remote_copies = self._config.output_dir, copies_of(self._config)
         # Remote copies first: --resume would download what was dropped here. If the process dies in
         # between, the alarm recurs, or the run continues from before the trouble.
-        if elsewhere is not None:
-            elsewhere.forget_after(to_step)
+        if remote_copies is not None:
+            remote_copies.forget_after(to_step)
         for step, checkpoint in reversed(checkpoints(out).items()):
             if step > to_step:
                 drop_checkpoint(checkpoint)
         self._record(to_step, alarms)
-        if elsewhere is not None:
-            elsewhere.put_files(out)
+        if remote_copies is not None:
+            remote_copies.put_files(out)
 
     def _healthy_checkpoints(self, alarms: Sequence[Alarm]) -> dict[int, Path]:
         """Checkpoints from at least a window before the alarms began, by the number of steps done.

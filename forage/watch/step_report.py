@@ -57,9 +57,7 @@ class StepReport:
     def of(
         self, groups: StepGroups, searches: SearchCounts, engine: EngineCounters, clock: PhaseClock
     ) -> dict[str, float]:
-        """The metrics of a step after its rollout; the engine's counts are totals since the
-        start.
-        """
+        """The metrics of a step after its rollout; engine counts are totals since the start."""
         episodes = groups.episodes
         metrics = episode_metrics(episodes) | vitals(episodes, self._correctness)
         if self._has_refills:
@@ -117,10 +115,10 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         metrics[f"tools/{tool}_failures"] = float(sum(bool(call.failure) for call in those))
         metrics[f"seconds/tool_{tool}"] = sum(call.seconds for call in those) / len(episodes)
     for num_hops in sorted({e.question.num_hops for e in episodes if e.question.num_hops}):
-        asked = [e for e in episodes if e.question.num_hops == num_hops]
-        ems = [e.reward.parts["em"] for e in asked if e.reward is not None]
+        with_hops = [e for e in episodes if e.question.num_hops == num_hops]
+        ems = [e.reward.parts["em"] for e in with_hops if e.reward is not None]
         metrics[f"em/hops_{num_hops}"] = fmean(ems)
-        metrics[f"searches/hops_{num_hops}"] = fmean(e.num_searches for e in asked)
+        metrics[f"searches/hops_{num_hops}"] = fmean(e.num_searches for e in with_hops)
     return metrics
 
 

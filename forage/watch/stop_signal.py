@@ -25,9 +25,9 @@ class Stopped(Exception):
 class StopSignal:
     """Whether the run was asked to end; used on one event loop."""
 
-    def __init__(self, go_on: str = "forage train ... --resume") -> None:
-        """``go_on`` is how to continue the run, for readers of its log: our exception's text."""
-        self._go_on = go_on
+    def __init__(self, how_to_resume: str = "forage train ... --resume") -> None:
+        """``how_to_resume`` tells readers of the log how to continue: our exception's text."""
+        self._how_to_resume = how_to_resume
         self._has_come = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -54,7 +54,7 @@ class StopSignal:
         is_main = threading.current_thread() is threading.main_thread()
         signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
         for signum in signals:
-            loop.add_signal_handler(signum, self._hear)
+            loop.add_signal_handler(signum, self._on_signal)
         try:
             yield
         finally:
@@ -63,7 +63,7 @@ class StopSignal:
             if is_main:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _hear(self) -> None:
+    def _on_signal(self) -> None:
         """Asks the run to end, and leaves the next SIGINT to the system.
 
         Python's own handler would wait for the threads that write a checkpoint. SIGTERM stays
@@ -82,7 +82,7 @@ class StopSignal:
         try:
             await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise Stopped(self._go_on)
+                raise Stopped(self._how_to_resume)
             return task.result()
         finally:
             stopping.cancel()

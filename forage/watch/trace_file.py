@@ -81,9 +81,7 @@ class TraceFile:
         return play
 
     def span(self, name: str, lane: int, start: float, end: float, **about: Any) -> None:
-        """Records something that lasted from ``start`` to ``end``, in seconds of
-        ``perf_counter``.
-        """
+        """Records something from ``start`` to ``end``, in seconds of ``perf_counter``."""
         event = {"name": name, "ph": "X", "pid": 0, "tid": lane, "ts": self._time(start)}
         event["dur"] = round(self._time(end) - event["ts"], 3)
         self._take(event | {"args": about})

@@ -13,7 +13,7 @@ from forage.environment.episode import Environment
 from forage.environment.observation import ARCHIVED
 from forage.episode_json import EpisodeRecord, record_from_json, record_to_json
 from forage.errors import UserError
-from forage.evaluation.asked import Overheard
+from forage.evaluation.asked import ReportingEngine
 from forage.types import ActionKind, Episode, Origin, Passage, Status
 from tests.environment.playing import ANSWER, PROMPT, ROME, ROOMY, SEARCH, origins, play, script
 from tests.fakes import ScriptedSearch, make_question, make_setting, reply_with, tiny_codec
@@ -138,7 +138,7 @@ async def test_an_episode_is_read_back_as_it_was_recorded():
 async def test_who_listens_hears_each_result_once_also_where_the_context_begins_anew():
     heard: list[tuple[Origin, str]] = []
     engine = script(SEARCH, SEARCH, SEARCH, ANSWER)
-    listening = Overheard(engine, tiny_codec(), lambda *piece: heard.append(piece))
+    listening = ReportingEngine(engine, tiny_codec(), lambda *piece: heard.append(piece))
     environment = Environment(KEEPS_ONE, tiny_codec())
     asked = (make_question(), PROMPT, make_setting(), listening, replies(3))
     episode = await environment.play(*asked)

@@ -72,9 +72,7 @@ class GainOverOthers(Frozen):
     """How many results for other questions of the step each call is compared with."""
 
     def contexts(self, prompt: TokenIds, calls: Sequence[Observed]) -> list[TokenIds]:
-        """The contexts to evaluate: each call with its own result and with other questions'
-        results.
-        """
+        """The contexts to evaluate: each call with its own and with other questions' results."""
         del prompt
         return [call.before + seen for call in calls for seen in (call.observation, *call.others_K)]
 

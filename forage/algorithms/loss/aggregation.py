@@ -24,9 +24,7 @@ class TokenMean(Frozen):
     kind: Literal["token_mean"] = "token_mean"
 
     def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
-        """The micro-batch's share of the loss of ``batch``; the other kinds implement the same
-        method.
-        """
+        """The micro-batch's share of the loss of ``batch``; the other kinds do likewise."""
         return token_mean(loss_M, batch.num_sampled_tokens)
 
 

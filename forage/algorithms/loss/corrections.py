@@ -35,8 +35,7 @@ _NORMALISE = "Divide the weights by their mean over all sampled tokens of the st
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One weight per token, the values that a mean weight averages, and the share of bounded
-    tokens.
+    """One weight per token, the values their mean is over, and the share of bounded tokens.
 
     ``counted_M`` equals the weights, except that ratios out of bounds with weight 0 keep their
     value.
@@ -72,9 +71,7 @@ class TruncatedWeights(Frozen):
 
 
 class BoundedWeights(Frozen):
-    """Ratios clipped to both bounds, or set to 0 outside them
-    (https://arxiv.org/abs/2510.18855).
-    """
+    """Ratios clipped to both bounds, or 0 outside them (https://arxiv.org/abs/2510.18855)."""
 
     kind: Literal["clip", "mask"] = "clip"
     level: Level = Field(default="token", description=_LEVEL)

@@ -80,9 +80,7 @@ class KlCovLoss(Frozen):
     """Factor of the KL term."""
 
     def picked(self, weighed: Sequence[Weighed]) -> list[Weighed]:
-        """An optimizer step's episodes, with the tokens of highest covariance marked for the KL
-        term.
-        """
+        """An optimizer step's episodes, with the highest-covariance tokens marked."""
         covariances_M = covariances(weighed)
         order = covariances_M.argsort(descending=True, stable=True)
         return _marked(weighed, order[: _num_of(self.share, covariances_M)])

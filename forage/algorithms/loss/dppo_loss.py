@@ -1,6 +1,4 @@
-"""DPPO: a trust region by divergence instead of by ratio, estimated from the sampled token
-alone.
-"""
+"""DPPO: a trust region by divergence instead of ratio, estimated from the sampled token."""
 
 from __future__ import annotations
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 class InterpolatedLoss(Frozen):
-    """Decoupled PPO without a forward pass for its old policy
-    (https://arxiv.org/abs/2512.06547).
-    """
+    """Decoupled PPO without a pass for its old policy (https://arxiv.org/abs/2512.06547)."""
 
     kind: Literal["interpolated"] = "interpolated"
     low: float = Field(default=0.2, gt=0, le=1)

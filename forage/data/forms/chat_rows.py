@@ -73,14 +73,14 @@ def search_r1_row(question: Question, index: int, split: str, template: str) -> 
     any, are read back only by ``search_r1_question``.
     """
     text = question.text.strip()
-    asked = text if text.endswith(("?", "？")) else text + "?"
+    question_text = text if text.endswith(("?", "？")) else text + "?"
     own_id = question.id.removeprefix(f"{question.source}/")
     row: Row = {
         "id": own_id,
         "question": question.text,
         "golden_answers": list(question.golden_answers),
         "data_source": question.source,
-        "prompt": [{"role": "user", "content": template.replace("{question}", asked)}],
+        "prompt": [{"role": "user", "content": template.replace("{question}", question_text)}],
         "ability": "fact-reasoning",
         "reward_model": {
             "style": "rule",

@@ -74,9 +74,7 @@ def asearcher_question(record: Record) -> Question:
 
 
 def browsecomp_plus_question(record: Record) -> Question:
-    """The question in ``{"query_id", "query", "answer"}``, decrypted; gold documents are
-    dropped.
-    """
+    """The question in ``{"query_id", "query", "answer"}``, decrypted, without gold documents."""
     row = record.row
     question = record.question(row["query"], row["answer"], '"answer"', '"query"')
     return replace(question, id=str(row.get("query_id") or record.default_id))

@@ -33,9 +33,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def stem(path: Path) -> str:
-    """The file's name without extensions that name its format: ``xquad.en.json`` is
-    ``xquad.en``.
-    """
+    """The file's name without format extensions: ``xquad.en`` for ``xquad.en.json``."""
     name = replace_surrogates(path.name).removesuffix(".gz")
     for suffix in (".jsonl", ".json", ".parquet"):
         name = name.removesuffix(suffix)

@@ -75,9 +75,7 @@ def convert(
 
 
 def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None, bar: Bar) -> Path:
-    """The part file of one set, complete and counted; continues an earlier run's unfinished
-    part.
-    """
+    """The part file of one set, complete and counted; continues an unfinished one."""
     done = out.with_name(f".{out.name}.{name}.jsonl")
     if done.exists():
         LOG.info("%s: already there", name)
@@ -103,7 +101,8 @@ def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None,
     if part.counts and counts != part.counts:
         partial.unlink()
         raise UserError(
-            f"{name}: received {_say(counts)} questions, but {_say(part.counts)} are published; "
+            f"{name}: received {_counts_text(counts)} questions, but {_counts_text(part.counts)} "
+            "are published; "
             f"none were kept. Check that {source or part.hub_id} is the complete set"
         )
     partial.replace(done)
@@ -218,11 +217,11 @@ def _write(questions: Sequence[Question], out: Path, split: str, template: str) 
     else:
         write_questions(out, questions)
     counts = Counter(question.source for question in questions)
-    LOG.info("wrote %d questions to %s: %s", len(questions), out, _say(counts))
+    LOG.info("wrote %d questions to %s: %s", len(questions), out, _counts_text(counts))
     return counts
 
 
-def _say(counts: dict[str, int] | Counter[str]) -> str:
+def _counts_text(counts: dict[str, int] | Counter[str]) -> str:
     if len(counts) == 1:
         return f"{next(iter(counts.values())):,}"
     return ", ".join(f"{source} {count:,}" for source, count in counts.items()) or "no"

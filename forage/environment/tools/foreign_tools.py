@@ -120,9 +120,7 @@ def _blank(tool: Tool) -> Tool:
 
 
 def _changed(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
-    """A JSON value with ``change`` applied to every string, including keys, but not to type
-    names.
-    """
+    """A JSON value with ``change`` applied to every string and key, except type names."""
     if depth > 2 * _MAX_DEPTH:
         return None
     match value:

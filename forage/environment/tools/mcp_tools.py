@@ -106,5 +106,5 @@ def _text_of(result: CallToolResult) -> str:
 def _innermost(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    said: Any = str(error)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message: Any = str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

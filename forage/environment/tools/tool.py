@@ -89,9 +89,7 @@ class Tool:
 
     @property
     def text_argument(self) -> str | None:
-        """The argument that a tag contains as plain text: the only required one, if it is a
-        string.
-        """
+        """The argument a tag contains as plain text: the only required one, if a string."""
         required = self.parameters.get("required", ())
         properties = self.parameters.get("properties", {})
         if len(required) != 1:

@@ -37,12 +37,12 @@ def load_tools(config: EnvironmentConfig) -> tuple[Tool, ...]:
     """The tools of ``environment.tools``, in order; raises ``UserError``."""
     built_in = _built_in(config)
     tools: list[Tool] = []
-    for asked in config.tools:
-        name = written(asked)
+    for setting in config.tools:
+        name = written(setting)
         if name.startswith(PREFIX):
             added = mcp_tools(name, (*_RESERVED, *built_in))
-        elif not isinstance(asked, str) or re.match(IMPORT_PATH, name):
-            added = [own_tool(load_by_path(asked, "environment.tools"), name)]
+        elif not isinstance(setting, str) or re.match(IMPORT_PATH, name):
+            added = [own_tool(load_by_path(setting, "environment.tools"), name)]
         else:
             added = [_known(name, built_in)]
         for tool in added:

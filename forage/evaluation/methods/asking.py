@@ -58,10 +58,10 @@ def read_template(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the policy wrote in one turn; ``said`` is the text without the end-of-turn token."""
+    """What the policy wrote in one turn; ``content`` is the text without the end-of-turn token."""
 
     text: str
-    said: str
+    content: str
     finish_reason: FinishReason
     seconds: float
 
@@ -114,8 +114,8 @@ class Context:
         self.transcript.append_sampled(completion)
         seconds = time.monotonic() - started
         ids = completion.token_ids_T
-        said = codec.decode(ids[:-1] if ids and ids[-1] in codec.eos_ids else ids)
-        return Written(codec.decode(ids), said, completion.finish_reason, seconds)
+        content = codec.decode(ids[:-1] if ids and ids[-1] in codec.eos_ids else ids)
+        return Written(codec.decode(ids), content, completion.finish_reason, seconds)
 
     def read(self, observation: Observation) -> None:
         """Appends an observation for the policy; raises ``ContextOverflow`` if there is no room."""
@@ -160,7 +160,7 @@ class Asking:
         """A filled-in template, as tokens."""
         return fill(template, fillings, self.codec)
 
-    def room_beside(self, prompt_ids: Sequence[int]) -> int:
+    def room_after(self, prompt_ids: Sequence[int]) -> int:
         """How many tokens can be added to a prompt so that a turn still fits after it."""
         longest = self.environment.max_tokens - self.environment.max_turn_tokens
         return max(longest - len(prompt_ids), 0)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 
 from forage.environment.observation import Observation
-from forage.environment.prompt import asked
+from forage.environment.prompt import with_question_mark
 from forage.evaluation.methods.asking import Asking, Found, Written, read_template
 from forage.types import ActionKind, Hit, Status, Turn
 
@@ -42,7 +42,7 @@ async def interleave(asking: Asking) -> Status:
     max_searches = asking.environment.max_turns
     while len(sentences) < max_searches:
         written = await _next_sentence(asking, hits, sentences)
-        sentence = first_sentence(written.said)
+        sentence = first_sentence(written.content)
         sentences.append(sentence)
         is_over = not sentence or _END_OF_CHAIN in sentence.lower()
         if is_over or len(sentences) == max_searches:
@@ -69,8 +69,8 @@ def _prompt(
     asking: Asking, template: str, hits: dict[str, Hit], others: dict[str, str]
 ) -> list[int]:
     """The template with the question, the passages that fit, and ``others``."""
-    texts = {"question": asked(asking.job.question.text), **others}
-    room = asking.room_beside(asking.prompt(template, {**texts, "passages": ()}))
+    texts = {"question": with_question_mark(asking.job.question.text), **others}
+    room = asking.room_after(asking.prompt(template, {**texts, "passages": ()}))
     passages = asking.gather(list(hits.values()), room)
     return asking.prompt(template, {**texts, "passages": passages.token_ids})
 

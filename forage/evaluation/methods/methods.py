@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from forage.config.evaluation_config import Method
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
-from forage.environment.prompt import asked, check_length, fill
+from forage.environment.prompt import check_length, fill, with_question_mark
 from forage.errors import UserError
 from forage.evaluation.methods import ircot, search_o1, single_prompt
 from forage.evaluation.methods.asking import Asking
@@ -92,9 +92,7 @@ class BaselinePlayer:
         template: str,
         room: asyncio.Semaphore | None = None,
     ) -> None:
-        """``template`` is the first prompt; ``room`` limits how many questions are played at
-        once.
-        """
+        """``template`` is the first prompt; ``room`` limits the questions played at once."""
         self.codec = Codec(tokenizer)
         self._config = config
         self._ask = ask
@@ -113,7 +111,7 @@ class BaselinePlayer:
             reserved = environment.max_turn_tokens + environment.max_observation_tokens
             longest = environment.max_tokens - reserved
         for question in questions:
-            fillings = {"question": asked(question.text), **empty}
+            fillings = {"question": with_question_mark(question.text), **empty}
             ids = fill(self._template, fillings, self.codec)
             check_length(ids, question, longest)
 

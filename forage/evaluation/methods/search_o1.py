@@ -20,7 +20,7 @@ from forage.environment.observation import (
     fixed_observation,
     note_observation,
 )
-from forage.environment.prompt import asked
+from forage.environment.prompt import with_question_mark
 from forage.evaluation.methods.asking import Asking, Found, read_template
 from forage.types import ActionKind, FinishReason, Status, Turn
 
@@ -33,7 +33,7 @@ async def reason_with_searches(asking: Asking) -> Status:
     """Reasons until an answer, with a condensed note after each search."""
     max_searches = asking.environment.max_turns
     template = TEMPLATE.replace("{searches}", str(max_searches))
-    question = asked(asking.job.question.text)
+    question = with_question_mark(asking.job.question.text)
     chain = asking.open(asking.prompt(template, {"question": question}))
     reasoning = ""
     for num_searches in range(max_searches + 1):
@@ -71,12 +71,12 @@ async def _condense(
         return fixed, fixed
     shown = asking.show(found, budget)
     texts = {"query": found.query, "passages": shown.token_ids}
-    room = asking.room_beside(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": ()}))
+    room = asking.room_after(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": ()}))
     # If it is too long, the latest part matters most.
     latest = tuple(codec.encode_untrusted(reasoning))
     latest = latest[len(latest) - room :] if len(latest) > room else latest
     reader = asking.open(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": latest}))
     written = await reader.write(())
     reader.close()
-    conclusion = written.said.rpartition(MARK)[2].strip()  # everything if the mark is missing
+    conclusion = written.content.rpartition(MARK)[2].strip()  # everything if the mark is missing
     return shown, note_observation(f"{conclusion}\n", codec, budget)

@@ -12,7 +12,7 @@ trained for it.
 
 from __future__ import annotations
 
-from forage.environment.prompt import asked
+from forage.environment.prompt import with_question_mark
 from forage.evaluation.methods.asking import Asking, read_template
 from forage.types import Status
 
@@ -23,7 +23,7 @@ RAG = read_template("rag")
 
 async def ask_once(asking: Asking, template: str, passages: tuple[int, ...] = ()) -> Status:
     """Fills in the prompt, and takes the answer from the answer tags."""
-    fillings = {"question": asked(asking.job.question.text), "passages": passages}
+    fillings = {"question": with_question_mark(asking.job.question.text), "passages": passages}
     return await asking.answer(asking.open(asking.prompt(template, fillings)))
 
 
@@ -31,7 +31,7 @@ async def ask_with_passages(asking: Asking) -> Status:
     """Searches for the question, shows the results, and takes the answer."""
     question = asking.job.question.text
     found = await asking.search(question)
-    bare = asking.prompt(RAG, {"question": asked(question), "passages": ()})
-    passages = asking.show(found, asking.room_beside(bare))
+    bare = asking.prompt(RAG, {"question": with_question_mark(question), "passages": ()})
+    passages = asking.show(found, asking.room_after(bare))
     asking.note_own_search(found, passages)
     return await ask_once(asking, RAG, passages.token_ids)

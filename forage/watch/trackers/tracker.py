@@ -78,9 +78,11 @@ class Trackers:
         self._trackers: dict[TrackerName, Tracker] = {}
         directory, names = config.output_dir, config.tracking.services
         ids = _read_ids(directory) if names else {}
-        told = yaml.safe_load(to_yaml(config)) if names else {}
+        settings = yaml.safe_load(to_yaml(config)) if names else {}
         for name in names:
-            run = TrackedRun(config.name, config.tracking.project, told, directory, ids.get(name))
+            run = TrackedRun(
+                config.name, config.tracking.project, settings, directory, ids.get(name)
+            )
             self._trackers[name] = _open(name, run)
         if names:
             found = {name: tracker.id for name, tracker in self._trackers.items()}
