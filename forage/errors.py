@@ -51,8 +51,7 @@ def disk_failures(path: Path, remedy: str) -> Iterator[None]:
 def refuse_unwritable(path: Path, setting: str = "--out") -> None:
     """Raises ``UserError`` if ``path``, a file or a directory, could not be written.
 
-    To be called before the work whose result goes there. The path need not exist yet, and nothing
-    is created.
+    To be called before long work. The path need not exist, and nothing is created.
     """
     place = path.absolute()
     try:

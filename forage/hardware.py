@@ -95,8 +95,7 @@ def loaded_objects_spared(collects_old: bool = True) -> Iterator[None]:
     Traversing all objects of torch and transformers took 0.3 s, ten times per minute, with the
     event loop blocked; traversing those of 5,000 episodes in flight takes another 0.3 s. So old
     objects are collected rarely and, without ``collects_old``, never automatically: call
-    ``gc.collect`` when nothing is waiting. Until then old cycles, two objects per episode, stay in
-    memory.
+    ``gc.collect`` when nothing is waiting. Until then two objects per episode stay.
     """
     usual = gc.get_threshold()
     gc.collect()
@@ -252,7 +251,6 @@ def die_with_parent() -> None:
 
 
 def has_gpu() -> bool:
-    """Whether torch sees a GPU."""
     import torch
 
     return torch.cuda.is_available()
@@ -298,8 +296,7 @@ def memory_left_in_groups(own: Path, root: Path) -> Iterator[int]:
     """Bytes left in each limited control group of the process; evictable file cache counts as free.
 
     ``own`` lists the groups of this process; inside a container only its own group is visible, as
-    ``root``. Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html, and its counterpart for
-    v1.
+    ``root``. Source: https://docs.kernel.org/admin-guide/cgroup-v2.html, likewise v1.
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)

@@ -20,8 +20,6 @@ from rich.progress import (
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One line of progress."""
-
     progress: Progress
     task: TaskID
 

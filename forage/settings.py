@@ -144,11 +144,8 @@ def load_by_path(path: Any, key: str) -> Any:
         return path
     module_name, _, name = path.partition(":")
     if module_name.partition(".")[0] in sys.stdlib_module_names:
-        # With search.url "subprocess:getoutput" a recipe alone would run each query as a shell
-        # command.
-        raise UserError(
-            f"{key} is {path}, which is in Python's standard library; name a function of your own"
-        )
+        # With search.url "subprocess:getoutput" a recipe would run each query as a shell command.
+        raise UserError(f"{key} is {path}, which is Python's own; name a function of yours")
     found = getattr(_import(module_name, path, key), name, None)
     if found is None:
         raise UserError(f"{key}: {module_name} has no {name}; check {path}")

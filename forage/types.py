@@ -186,14 +186,10 @@ class Segment:
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids_T) if self.origin is Origin.SAMPLED else 0
-        assert len(self.logprobs_T) == expected, (
-            "a segment needs one log-probability per sampled token"
-        )
-        assert len(self.versions_T) == expected, (
-            "a segment needs one policy version per sampled token"
-        )
+        assert len(self.logprobs_T) == expected, "each sampled token has one log-probability"
+        assert len(self.versions_T) == expected, "each sampled token has one policy version"
         assert len(self.alternatives_T) in (0, expected), (
-            "a segment needs alternatives for all of its sampled tokens or for none"
+            "all sampled tokens have alternatives, or none"
         )
 
 

@@ -165,7 +165,7 @@ def test_too_few_rows_are_refused_with_both_numbers(tmp_path: Path):
     path = saved(tmp_path / "model", number - 40)
     message = (
         f"ids go up to {number - 1}, but the model has {number - 40} rows of embeddings. Use the "
-        rf"tokenizer .*resize_token_embeddings\({number}\)"
+        rf"model.s own tokenizer, .*resize_token_embeddings\({number}\)"
     )
     for in_parts in (False, True):
         with pytest.raises(UserError, match=message):

@@ -24,8 +24,7 @@ def mismatch(
     (http://joschu.net/blog/kl-approx.html); ``chi2`` is the mean of r^2 minus 1, over tokens and
     over sequences (r their product); ``perplexity_ratio`` is the trainer's perplexity over the
     sampler's, averaged over sequences; ``ess`` is (sum r)^2 / (n sum r^2), over tokens and
-    sequences (https://artowen.su.domains/mc/Ch-var-is.pdf, section 9.3). Without tokens all
-    differences are 0.
+    sequences (https://artowen.su.domains/mc/Ch-var-is.pdf, section 9.3).
     """
     if not len(logprobs_M):
         return {

@@ -34,9 +34,7 @@ _COLUMNS = (
 
 def unweighed(episode: Episode) -> Weighed:
     """A freshly played episode: no advantage, full weight, the sampler's log-probabilities."""
-    assert episode.is_trainable, (
-        "an episode must be one conversation of tokens recorded as sampled to be trained on"
-    )
+    assert episode.is_trainable, "only tokens recorded as sampled can be trained"
     logprobs_M = torch.tensor(
         [p for segment in episode.segments for p in segment.logprobs_T], dtype=torch.float32
     )
@@ -157,8 +155,7 @@ def estimated_flops(num_tokens: int, num_parameters: int, attention_width: int) 
 
     ``attention_width`` is layers x heads x head size. Two operations per weight and token, and four
     per attended pair (score and sum), half the pairs being masked:
-    https://arxiv.org/abs/2001.08361, section 2.1. A backward pass costs twice that, which changes
-    no proportion.
+    https://arxiv.org/abs/2001.08361, section 2.1. A backward pass costs twice that.
     """
     return 2.0 * num_parameters * num_tokens + 2.0 * attention_width * num_tokens**2
 

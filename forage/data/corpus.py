@@ -88,8 +88,7 @@ def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
             if "\n" in passage.title:
                 raise UserError(
                     f"passage {passage.id!r}: its title contains a line break "
-                    f"({passage.title!r}), which a corpus line cannot express; put the title on "
-                    "one line"
+                    f"({passage.title!r}), which no corpus line can have; put it on one line"
                 )
             row = {"id": passage.id, "contents": passage.contents, **passage.fields}
             out.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
@@ -123,8 +122,7 @@ def without_links_out(folder: Path, files: Iterable[Path]) -> list[Path]:
 class LineBlock:
     """Lines of one file, stripped and never blank.
 
-    ``first_row`` is the row of the first line; ``numbers`` are the line numbers in the file, from
-    1.
+    ``first_row`` is the row of the first line; ``numbers`` count the file's lines from 1.
     """
 
     file: Path

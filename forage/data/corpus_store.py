@@ -139,7 +139,6 @@ class CorpusStore:
         self._lines.close()
 
     def passage(self, row: int) -> Passage:
-        """The passage at ``row`` (0 <= row < len)."""
         assert 0 <= row < len(self), f"row {row} is outside a corpus of {len(self)} passages"
         line = self._lines[int(self._offsets[row]) : int(self._offsets[row + 1])]
         return parse_line(line.strip(), self._path, row + 1, row)

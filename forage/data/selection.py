@@ -122,7 +122,6 @@ def _reason_against(record: EpisodeRecord, config: SelectConfig) -> str | None:
 def _best_of_each(
     candidates: Iterable[_Candidate], most: int, key_of: Callable[[_Candidate], object]
 ) -> list[_Candidate]:
-    """The best ``most`` candidates of each key."""
     taken: Counter[object] = Counter()
     kept: list[_Candidate] = []
     for each in sorted(candidates):

@@ -158,8 +158,7 @@ class Codec:
     def _is_plainly_harmless(self, text: str) -> bool:
         """Whether the text is ASCII without a bracket that could start a tag or a marker.
 
-        True for most passages and queries. No normaliser makes a bracket out of other ASCII, so
-        there is nothing to check.
+        Most passages and queries are; no normaliser makes a bracket out of other ASCII.
         """
         if not text.isascii() or "<" in text or "[" in text:
             return False

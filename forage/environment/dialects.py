@@ -104,9 +104,8 @@ def dialect_of(config: EnvironmentConfig) -> Dialect | None:
 def _read_tags(is_search_first: bool, text: str, is_last: bool) -> Search | Answer | Invalid:
     """The action of a turn in tags, as in Search-R1.
 
-    Only the text up to the first closing search tag is read. A block in it begins at the first
-    opening tag, even if a thought merely mentions it. ``is_search_first``: a search counts even
-    after an answer.
+    Only the text up to the first closing search tag is read. A block begins at the first opening
+    tag, even one merely mentioned. ``is_search_first``: a search counts even after an answer.
     """
     del is_last
     end = text.find(SEARCH_CLOSE)

@@ -162,8 +162,6 @@ class Environment:
 
 @dataclass(slots=True)
 class _EpisodeInFlight:
-    """The state of one episode in flight."""
-
     environment: Environment
     question: Question
     transcript: Transcript

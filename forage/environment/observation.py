@@ -79,7 +79,6 @@ class ResultText:
 
 
 def information_frame(codec: Codec) -> Frame:
-    """The information tags of the tags protocol."""
     return Frame.of(codec.encode_trusted(_OPENING), _CLOSING, codec)
 
 
@@ -188,9 +187,8 @@ def _framed(
 
 
 def _cut(ids: Sequence[int], num_tokens: int, codec: Codec, frame: Frame) -> list[int]:
-    """Truncates the tokens; inside a JSON string without splitting an escape.
-
-    Half an escape would swallow the closing quote.
+    """Truncates; in a JSON string without splitting an escape, which would swallow its closing
+    quote.
     """
     kept = list(codec.cut(ids, num_tokens))
     while frame.is_json and _CUT_ESCAPE.search(codec.decode(kept)):

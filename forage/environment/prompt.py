@@ -121,13 +121,11 @@ def encode_prompt(
 
 
 def with_question_mark(text: str) -> str:
-    """The question's text, ending in a question mark."""
     text = text.strip()
     return text if text.endswith(("?", "？")) else text + "?"
 
 
 def check_length(ids: Sequence[int], question: Question, max_tokens: int) -> None:
-    """Raises ``UserError`` for a prompt that leaves no room."""
     if len(ids) > max_tokens:
         raise UserError(
             f"the prompt of question {question.id} has {len(ids)} tokens, but the budget is "

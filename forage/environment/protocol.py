@@ -132,7 +132,6 @@ class ToolsProtocol:
                 self.action_tags = (Tag.ANSWER.value,)
 
     def parse(self, text: str, is_last: bool = False) -> Action:
-        """The action of a turn; ``is_last``: no turn follows it."""
         if self._dialect is not None:
             return self._dialect.read(text, is_last)
         return self._calls.parse(text)
@@ -151,15 +150,12 @@ class ToolsProtocol:
         return tool.prompt_line or f"There is a tool named {tool.name}: {tool.description}"
 
     def results_frame(self, last_id: int) -> Frame:
-        """The frame around results after a turn whose last token is ``last_id``."""
         return self._results.frame(last_id)
 
     def message_frame(self, last_id: int) -> Frame:
-        """The frame around the invalid-action message."""
         return self._user.frame(last_id)
 
     def frames(self) -> list[Frame]:
-        """Every frame that may be needed, to check a budget against."""
         return [*self._results.frames, *self._user.frames]
 
     def _example(self, tool: Tool) -> str:

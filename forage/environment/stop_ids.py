@@ -2,8 +2,7 @@
 
 Each of the three is incomplete in some families: Llama's tokenizer names one of three end tokens,
 Qwen's base models have a template whose end differs from their tokenizer's, and GLM's template
-writes no end at all: its generation config names the headers of the messages that follow. ``Codec``
-provides both sets.
+writes no end at all: its generation config names the headers of the messages that follow.
 """
 
 from __future__ import annotations

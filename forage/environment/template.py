@@ -83,9 +83,8 @@ class PromptTemplate:
         if self.name in _NEED_SEARCH and SEARCH_TOOL not in names:
             raise UserError(
                 f"the prompt template {self.name} tells the model to search, but "
-                f"environment.tools ({', '.join(names)}) does not include search; add it, or name "
-                f"another environment.prompt (brief, or your own file with {{tools}} where the "
-                "tools belong)"
+                f"environment.tools ({', '.join(names)}) does not include search; add it, or set "
+                f"environment.prompt to brief or your own file with a {{tools}} slot"
             )
         others = [tool for tool in protocol.tools if tool.name != SEARCH_TOOL]
         if not others:
@@ -120,8 +119,7 @@ def check_template(template: PromptTemplate, protocol: TurnProtocol) -> None:
         num_opened, num_closed = num_of_tag["", name], num_of_tag["/", name]
         if num_opened != num_closed:
             raise UserError(
-                f"{where} opens <{name}> {num_opened} times but closes it {num_closed} times; "
-                "balance the tags"
+                f"{where} opens <{name}> {num_opened} times but closes it {num_closed} times"
             )
 
 

@@ -43,9 +43,8 @@ def refuse_too_few_rows(num_ids: int, num_rows: int, what: str) -> None:
     if num_ids > num_rows:
         raise UserError(
             f"{what}: the tokenizer's ids go up to {num_ids - 1:,}, but the model has "
-            f"{num_rows:,} rows of embeddings. Use the tokenizer that the model was trained with, "
-            f"or add rows (transformers: model.resize_token_embeddings({num_ids})) and save it "
-            "again"
+            f"{num_rows:,} rows of embeddings. Use the model's own tokenizer, or add rows "
+            f"(transformers: model.resize_token_embeddings({num_ids})) and save it again"
         )
 
 

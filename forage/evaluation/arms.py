@@ -6,9 +6,8 @@ Nothing here plays or scores.
 
   ======================  ===================================================================
   ``normal``              what the retriever finds
-  ``closed_book``         nothing is searched: the observation says that there is no search here
-                          and asks for an answer from memory. Measures what the policy knows, or
-                          guesses
+  ``closed_book``         nothing is searched, and the observation asks for an answer from memory.
+                          Measures what the policy knows, or guesses
   ``empty``               the search works but never finds anything. Measures how the policy
                           handles a retriever without the answer: another query, or an invention
   ``gold``                the question's gold passages, whatever the query. Measures reading alone

@@ -166,7 +166,6 @@ def _slice(pairs: Sequence[Pair], resampled: Bootstrap, **of: Any) -> ComparedSl
 
 
 def _means(pairs: Sequence[Pair]) -> list[Means]:
-    """The means (first, second) of each metric."""
     rows = [[(getattr(one, m), getattr(other, m)) for m in MEANS] for one, other in pairs]
     return _average(rows)
 

@@ -198,9 +198,7 @@ def run_evaluation(
     step = step_of(Path(config.model.path).name) or 0
     destination = Destination(out, config.name, step, None, is_fresh, retries_failed)
     if out.suffix != ".json" or out.is_dir():
-        raise UserError(
-            f"--out is {out}; name a .json file: the other files are written next to it"
-        )
+        raise UserError(f"--out is {out}; name a .json file; other files go next to it")
     for path in (out, destination.episodes):
         refuse_unwritable(path)
     questions = questions_to_evaluate(config)
@@ -297,8 +295,6 @@ def _report_failures(result: EvaluationResult, num_episodes: int) -> None:
     for arm, summary in arms.items():
         if failures := summary.overall.failures:
             counts = ", ".join(f"{count} {kind}" for kind, count in failures.items())
-            text = (
-                "arm %s: searches or the engine failed (%s); these episodes count as they ended. "
-            )
+            text = "arm %s: searches or the engine failed (%s) and count as they ended; "
             text += "`forage eval --retry-failed` plays those episodes again"
             LOG.warning(text, arm, counts)

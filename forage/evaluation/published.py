@@ -37,8 +37,6 @@ class PublishedResult:
 
 @dataclass(frozen=True, slots=True)
 class ResultOrigin:
-    """The source of some figures."""
-
     title: str
     url: str
 

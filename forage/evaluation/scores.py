@@ -51,8 +51,7 @@ class QuestionScore:
     """One question in one arm: means over its K episodes (``num_samples``).
 
     ``digest`` distinguishes two questions with the same id; ``num_hops`` is None if the source does
-    not provide it; ``pass_at`` is pass@k on exact match for k = 2, 4, 8, ... and K (none for K =
-    1).
+    not provide it; ``pass_at`` is pass@k on exact match for k = 2, 4, 8, ... and K if K > 1.
     """
 
     question_id: str
@@ -115,9 +114,7 @@ def digest_of(question: Question) -> str:
 
 def part_of(episode: Episode, name: str) -> float:
     assert episode.reward is not None, f"the episode of {episode.question.id} has not been scored"
-    assert name in episode.reward.parts, (
-        f"the reward of {episode.question.id} has no component {name}"
-    )
+    assert name in episode.reward.parts, f"the reward of {episode.question.id} has no {name}"
     return episode.reward.parts[name]
 
 

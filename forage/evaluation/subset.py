@@ -41,8 +41,7 @@ def stratified(questions: Sequence[Question], size: int | None, seed: int | None
     truncated. The result is in file order. ``seed`` None takes the first of each stratum instead of
     random ones.
 
-    A file of six easy questions (e) and three hard ones (h), truncated to three, gives two and
-    one::
+    Six easy questions (e) and three hard ones (h), truncated to three, give two and one::
 
         place   1/12 1/6 3/12 5/12 1/2 7/12 9/12 5/6 11/12
         kind     e    h   e    e    h   e    e    h   e

@@ -64,8 +64,7 @@ RESULTS_STAY = CHOSEN[:3]
 CAUTIOUS_SHARES = (0.5, 0.7)
 """The shares of a machine's free memory to plan with, since other programs will need some.
 
-The second is for a run that does not fit into the first. Explicit settings, and a GPU, may use
-``LARGEST_SHARE``.
+The second is for a run that does not fit into the first. Explicit settings and GPUs may use more.
 """
 Phase = Literal["training", "supervised", "evaluation"]
 _SMALL_MODEL = 10_000_000
@@ -170,9 +169,8 @@ def _warn_of_bfloat16(size: ModelSize) -> None:
         return
     plain, slow = (num_cores() * rate / (6 * size.num_parameters) for rate in rates)
     LOG.warning(
-        "bfloat16 is %.1f times slower than float32 on this processor: learning reaches at most "
-        "about %.2g tokens per second, but %.2g in float32; remove model.dtype and "
-        "model.arithmetic",
+        "bfloat16 is %.1f times slower than float32 on this processor: learning reaches about "
+        "%.2g tokens per second, and %.2g in float32; remove model.dtype and model.arithmetic",
         rates[0] / rates[1],
         slow,
         plain,

@@ -1,7 +1,6 @@
 """What a machine provides, and what a run needs on it: the model, questions, corpora.
 
-It inspects this machine and the tables of published files; it contacts no server and changes
-nothing.
+It inspects this machine and the tables of published files, contacts no server and changes nothing.
 """
 
 from __future__ import annotations

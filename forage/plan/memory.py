@@ -52,8 +52,7 @@ _MOMENTS = 2
 def plan_memory(config: RunConfig, model: ModelSize, beside: BesideSizes, num_cores: int) -> Memory:
     """The memory of each device; a CPU may process one micro-batch per core.
 
-    A reference of unknown size is assumed to be as large as the policy, which is of the same
-    family.
+    A reference of unknown size is assumed to be as large as the policy.
     """
     on_cpu = config.model.device == "cpu"
     num_at_once = (config.trainer.micro_batches_at_once or num_cores) if on_cpu else 1

@@ -2,8 +2,8 @@
 
 Pure functions of strings; nothing here knows about episodes, tags or passages. Matches compare
 texts as a person would read them: Unicode's two encodings of an accented letter are the same, and
-so are typographic and ASCII quotes and dashes. On ASCII texts every rule but ``cover_match`` is
-identical to the original.
+so are typographic and ASCII quotes and dashes. On ASCII texts all but ``cover_match`` match the
+originals.
 """
 
 from __future__ import annotations

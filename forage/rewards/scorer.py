@@ -94,9 +94,7 @@ class LoadedFunction:
         """Imports ``module:function``, also from the current directory; raises ``UserError``."""
         function, path = load_by_path(setting.path, "reward.functions"), written(setting.path)
         if not callable(function):
-            raise UserError(
-                f"reward.functions: {path} is {function!r}, not a function; name a function"
-            )
+            raise UserError(f"reward.functions: {path} is {function!r}, not a function")
         try:
             inspect.signature(function).bind(None)
         except TypeError as error:

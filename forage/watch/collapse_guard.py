@@ -120,9 +120,8 @@ class CollapseGuard:
         """
         if self._num_rollbacks() >= most:
             raise Collapsed(
-                f"the run collapses again after {most} rollbacks: {_listed(alarms)}. Check "
-                "whether the reward can be earned without a right answer, or lower "
-                "trainer.learning_rate"
+                f"the run collapses again after {most} rollbacks: {_listed(alarms)}. See if the "
+                "reward can be earned without a right answer, or lower trainer.learning_rate"
             )
         healthy = self._healthy_checkpoints(alarms)
         if not healthy:
@@ -137,7 +136,7 @@ class CollapseGuard:
             text = f"the run is collapsing ({_listed(alarms)}) and cannot roll back: {error}"
             raise Collapsed(text) from error
         LOG.warning(
-            "rolled back to after step %d, with the learning rate times %g",
+            "rolled back to step %d, with %g times the learning rate",
             newest,
             self.rate_factor,
         )

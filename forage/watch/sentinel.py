@@ -75,8 +75,6 @@ class SignState:
 
 @dataclass(slots=True)
 class _Watch:
-    """The values of a sign so far."""
-
     sign: Sign
     recent: deque[float]
     best: float | None = None
@@ -201,8 +199,7 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             "above",
             "recent",
             lambda _: config.max_misranked,
-            "the reward does not separate right answers from wrong ones, so it can be earned "
-            "without them",
+            "the reward does not separate right from wrong answers, so it can be gamed",
         ),
         "format": _rising_sign(
             "health/format_breaks",

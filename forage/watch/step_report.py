@@ -42,7 +42,6 @@ class PhaseClock:
         self.ended = now
 
     def metrics(self) -> dict[str, float]:
-        """The seconds as logged."""
         return {f"seconds/{phase}": seconds for phase, seconds in self.seconds.items()}
 
 

@@ -32,7 +32,6 @@ class StopSignal:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def set(self) -> None:
-        """Asks the run to end."""
         self._has_come.set()
 
     def set_from_another_thread(self) -> None:

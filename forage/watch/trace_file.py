@@ -110,14 +110,10 @@ class TraceFile:
             self._write_lines()
 
     def _failures(self) -> AbstractContextManager[None]:
-        remedy = (
-            "choose another --trace file or omit it; if the run had started, continue it "
-            "with --resume"
-        )
+        remedy = "choose another --trace or omit it, and continue a started run with --resume"
         return disk_failures(self._path, remedy)
 
     def _take_lane(self) -> int:
-        """The lowest lane not used by an episode."""
         if self._free:
             return heapq.heappop(self._free)
         self._num_lanes += 1
@@ -141,8 +137,6 @@ class TraceFile:
 
 
 class _TracedEngine:
-    """An engine for one episode; each turn is a span."""
-
     def __init__(self, trace: TraceFile, engine: Engine, lane: int) -> None:
         self._trace, self._engine, self._lane = trace, engine, lane
 
@@ -160,8 +154,6 @@ class _TracedEngine:
 
 
 class _TracedSearch:
-    """A retriever for one episode; each call is a span."""
-
     def __init__(self, trace: TraceFile, search: Searching, lane: int) -> None:
         self._trace, self._search, self._lane = trace, search, lane
 

@@ -227,7 +227,7 @@ def test_an_index_is_replaced_only_where_that_was_asked_for(
         ("notes.txt", "Ada", "--size 5 --overlap 5", "overlap of 5 is not below the 5"),
         ("notes.txt", "Ada", "--tokenizer nowhere", "nowhere has no tokenizer.json"),
         ("picture.png", "", "", "holds no passage"),
-        ("", "", "", "contains no documents; a folder may contain .txt, .md"),
+        ("", "", "", "contains no documents; supported are .txt, .md"),
         (None, "", "", "cannot read the corpus .*no such file"),
     ],
 )

@@ -24,8 +24,7 @@ class GrpoPassK(Estimator):
 def grpo_passk_advantages(rewards_G: Sequence[float], normalise_by_std: bool) -> tuple[float, ...]:
     """The best reward minus the second, for the best episode; a group of one gets 0.
 
-    If the best are tied, all get 0. Source: https://arxiv.org/abs/2503.19595; veRL's
-    ``grpo_passk``.
+    In a tie all get 0. Source: https://arxiv.org/abs/2503.19595; veRL's ``grpo_passk``.
     """
     size = len(rewards_G)
     if size < 2:

@@ -97,8 +97,7 @@ class ReinforcePlusPlus(BaselineChoice, TurnRewards):
 def next_baseline(baseline: float | None, rewards: Sequence[float], decay: float) -> float | None:
     """The running baseline after a step: ``decay`` times the old one, plus the rest from the step.
 
-    None before the first step, whose mean starts it; a step with no trainable episode leaves it
-    unchanged.
+    None before the first step, whose mean starts it; a step without trainable episodes keeps it.
     """
     if not rewards:
         return baseline

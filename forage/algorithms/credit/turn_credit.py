@@ -44,8 +44,7 @@ def turn_rewards(
 ) -> list[float]:
     """One reward per turn: the retrieval bonus, the search cost, and the outcome in the last turn.
 
-    The first turn that surfaces the gold passage gets the bonus. ``_T`` are turns here. An episode
-    without turns has none.
+    The first turn to surface the gold passage gets the bonus. ``_T`` are turns here.
     """
     rewards = [-search_cost if is_search else 0.0 for is_search in is_search_T]
     first = next((i for i, surfaces in enumerate(surfaces_gold_T) if surfaces), None)

@@ -37,8 +37,7 @@ _NORMALISE = "Divide the weights by their mean over all sampled tokens of the st
 class Weights:
     """One weight per token, the values their mean is over, and the share of bounded tokens.
 
-    ``counted_M`` equals the weights, except that ratios out of bounds with weight 0 keep their
-    value.
+    ``counted_M`` is the weights, but with the ratios themselves where out-of-bounds weights are 0.
     """
 
     weights_M: Tensor
@@ -142,7 +141,6 @@ class CorrectionConfig(Frozen):
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is corrected."""
         return self.weights is not None or self.reject is not None or self.veto is not None
 
     def bound(

@@ -2,8 +2,8 @@
 
 Their gradient is dropped at random (Clip-Cov) or penalised by a KL term (KL-Cov). The tokens are
 selected once per optimizer step over all its tokens, from the log-probabilities that the ratios
-refer to, so that the selection does not depend on micro-batches. The paper selects by the current
-policy and excludes clipped tokens.
+refer to, regardless of micro-batches. The paper uses the current policy and excludes clipped
+tokens.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class ClipCovLoss(Frozen):
         if self.min_covariance >= self.max_covariance:
             raise ValueError(
                 f"algorithm.loss.min_covariance ({self.min_covariance}) is not below "
-                f"max_covariance ({self.max_covariance}), so no token lies between them; raise "
-                "max_covariance"
+                f"max_covariance ({self.max_covariance}): no token lies between them; raise it"
             )
         return self
 

@@ -69,9 +69,7 @@ def document_files(path: Path) -> list[Path]:
         (file for file in path.rglob("*") if _is_document(file, path)),
     )
     if not files:
-        raise UserError(
-            f"{path} contains no documents; a folder may contain {', '.join(READERS)} files"
-        )
+        raise UserError(f"{path} contains no documents; supported are {', '.join(READERS)} files")
     return files
 
 

@@ -3,8 +3,8 @@
 A few kilobytes can declare a million cells, nest a page 100,000 deep or decompress to gigabytes,
 and the parsers have no limits. Run as a program (``python -m
 forage.data.documents.document_process``) it answers one path after another on its standard input
-and output; ``DocumentProcess`` starts it, keeps it for the next file, and starts another if a file
-has killed it.
+and output; ``DocumentProcess`` starts it, keeps it for the next file, and replaces it if a file
+kills it.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class Record:
         except UnreadableError as error:
             raise UserError(
                 f"{self.place}: {shorten(value)} looks like a serialised value, but {error}; "
-                "write it as JSON, and put an answer that contains brackets into a list of "
-                "answers"
+                "write it as JSON, and an answer with brackets in a list"
             ) from error
 
     def question(
@@ -87,8 +86,7 @@ class Record:
             for text in as_list(self.read(answer)) if isinstance(answer, str) else [answer]:
                 if not isinstance(text, str) or not text.strip():
                     raise UserError(
-                        f"{self.place}: the answer {shorten(text)} is not a string; put it in "
-                        "quotes"
+                        f"{self.place}: the answer {shorten(text)} is not a string; quote it"
                     )
                 texts.append(text)
         return tuple(dict.fromkeys(map(replace_surrogates, texts)))

@@ -137,9 +137,7 @@ def recognise(place: str, row: Row) -> str:
 def check_form(form: str) -> str:
     """Returns ``form``; raises ``UserError`` if it is unknown."""
     if form not in _FORMS:
-        raise UserError(
-            f"{form!r} is not a form of question file; choose one of {', '.join(_FORMS)}"
-        )
+        raise UserError(f"{form!r} is not a question form; choose one of {', '.join(_FORMS)}")
     return form
 
 

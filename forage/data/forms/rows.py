@@ -41,7 +41,6 @@ def stem(path: Path) -> str:
 
 
 def shorten(value: object) -> str:
-    """A value shortened for a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -26,8 +26,7 @@ class UnreadableError(ValueError):
 def read_serialised(value: object) -> object:
     """The list or object that a text represents; any other value unchanged.
 
-    Raises ``UnreadableError``. ``"[REC]"`` and ``"[1, 2]"`` stay strings: nothing in them is
-    quoted.
+    Raises ``UnreadableError``. ``"[REC]"`` and ``"[1, 2]"`` stay strings, as nothing is quoted.
     """
     if not isinstance(value, str) or not _BEGINNING.match(value):
         return value
@@ -43,9 +42,7 @@ def read_serialised(value: object) -> object:
         outline = _ARRAY.sub(r"\1", outline)
         found = ast.literal_eval(re.sub("\0", lambda _: next(texts), outline))
     except (ValueError, SyntaxError, RecursionError, MemoryError, StopIteration) as error:
-        raise UnreadableError(
-            "it is neither JSON nor a Python literal nor numpy's notation"
-        ) from error
+        raise UnreadableError("it is not JSON, a Python literal or a numpy array") from error
     return found
 
 

@@ -69,9 +69,7 @@ def fetch(
         files = _file_at(name, sha256 or "")
     else:
         if sha256:
-            raise UserError(
-                "--sha256 applies to an address; a corpus by name has its own checksums"
-            )
+            raise UserError("--sha256 is for an address; a corpus by name has its own checksums")
         corpus = CORPORA.get(name)
         if corpus is None:
             raise UserError(f"there is no corpus {name!r}; choose one of {', '.join(CORPORA)}")
@@ -183,8 +181,7 @@ def _ask(url: str) -> tuple[Any, str | None]:
         reason = getattr(error, "reason", None) or error
         raise UserError(
             f"cannot query {url}: {reason}; if the hub cannot be reached, name a mirror with "
-            "--hub, or download the files on another machine and pass them to: forage index "
-            "--corpus FILE"
+            "--hub, or fetch the files otherwise and run: forage index --corpus FILE"
         ) from error
 
 

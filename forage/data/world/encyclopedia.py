@@ -115,7 +115,7 @@ def draw_countries(size: int, rng: random.Random) -> list[list[Entity]]:
     """
     if size < MIN_SIZE:
         raise UserError(
-            f"a world of {size} articles is too small; set --size to at least {MIN_SIZE}"
+            f"a world of {size} articles is too small; --size must be at least {MIN_SIZE}"
         )
     names = language.NameMaker(rng)
     num_test = round(size * TEST_SHARE)
@@ -174,7 +174,6 @@ def _other(entity: Entity, entities: list[Entity], rng: random.Random) -> Entity
 
 
 def _questions(country: list[Entity], rng: random.Random) -> list[list[Question]]:
-    """Questions by number of hops, each list shuffled."""
     by_kind: dict[str, list[Entity]] = {}
     for entity in country:
         by_kind.setdefault(entity.kind, []).append(entity)

@@ -127,7 +127,6 @@ def _value(entity: Entity, relation: str) -> str | None:
 
 
 def _questions(country: Sequence[Entity], maker: _Maker) -> list[list[Question]]:
-    """Questions by family, each list shuffled."""
     families: dict[str, list[Question]] = {}
     longest = 4 if "four_hops" in maker.skills else 3
     for entity in country:

@@ -67,7 +67,6 @@ class NameMaker:
         return words[-1]
 
     def _fresh(self) -> str:
-        """A word that is in no other name."""
         word = self._longer(self._rng.choice(ENDINGS), ENDINGS)
         self._given_words.add(word)
         return word

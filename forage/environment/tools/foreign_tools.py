@@ -40,9 +40,7 @@ def refuse_malformed(schema: Mapping[str, Any], where: str) -> None:
         and all(isinstance(name, str) for name in required)
     )
     if not is_right:
-        raise UserError(
-            f"{where} does not describe its arguments by a JSON schema of an object; leave it out"
-        )
+        raise UserError(f"{where} has no JSON schema of an object for its arguments")
 
 
 def _is_schema(value: Any, depth: int = 0) -> bool:

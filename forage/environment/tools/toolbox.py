@@ -154,9 +154,7 @@ def _schema_of(function: Any, path: str) -> dict[str, Any]:
     for parameter in inspect.signature(function).parameters.values():
         what = f"the argument {parameter.name} of {path}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise UserError(
-                f"environment.tools: {what} cannot be passed by name; make it an ordinary parameter"
-            )
+            raise UserError(f"environment.tools: {what} cannot be passed by name; write it out")
         if parameter.name not in hints:
             raise UserError(
                 f"environment.tools: {what} has no type; write for example {parameter.name}: str"

@@ -157,7 +157,6 @@ class Asking:
         return context
 
     def prompt(self, template: str, fillings: Mapping[str, Filling]) -> list[int]:
-        """A filled-in template, as tokens."""
         return fill(template, fillings, self.codec)
 
     def room_after(self, prompt_ids: Sequence[int]) -> int:

@@ -93,7 +93,6 @@ def to_rich(table: FigureTable, width: int = 80) -> RichTable:
 
 
 def _terminal_text(cell: Cell, gap: str) -> str:
-    """The figure and its interval, separated by ``gap``."""
     return f"{cell.text}{gap}{cell.detail}" if cell.detail else cell.text
 
 

@@ -147,9 +147,7 @@ def sampled_table(
         Row(f"pass@{k}", (interval_cell(before.pass_at[k], 3), interval_cell(after.pass_at[k], 3)))
         for k in after.pass_at
     ]
-    note = (
-        f"Sampled at temperature 1; pass@k: at least one of k episodes is right. {INTERVALS_NOTE}"
-    )
+    note = f"Sampled at temperature 1; pass@k: one or more of k are right. {INTERVALS_NOTE}"
     return FigureTable("Greedy and sampled", "exact match", ("before", "after"), tuple(rows), note)
 
 
@@ -173,7 +171,7 @@ def published_table(result: EvaluationResult) -> FigureTable | None:
     origins = "; ".join(f"{o.title}, {o.url}" for o in literature().origins.values())
     note = (
         f"Exact match. Trained on {literature().protocol.trained_on}. Published figures have no "
-        f"intervals. Averages are plain means over the columns. Sources: {origins}."
+        f"intervals. Averages are plain means of the columns. Sources: {origins}."
     )
     return FigureTable(
         "Compared with published results", "model", (*names, over), tuple(rows), note

@@ -52,9 +52,7 @@ class Tracker(Protocol):
     """One tracker with the run open in it."""
 
     @property
-    def id(self) -> str:
-        """The tracker's id for the run."""
-        ...
+    def id(self) -> str: ...
 
     def log(self, step: int, metrics: Mapping[str, float], rows: Sequence[Row]) -> None:
         """Logs the metrics of a step, and rows of ``COLUMNS``."""
@@ -91,7 +89,6 @@ class Trackers:
     async def log(
         self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]
     ) -> None:
-        """Logs a finished step."""
         finite = {name: float(v) for name, v in metrics.items() if math.isfinite(v)}
         rows = [_row(step, episode) for episode in episodes[: self._settings.episodes]]
         await self._each(f"step {step}", lambda tracker: tracker.log(step, finite, rows))

@@ -198,7 +198,7 @@ def test_a_form_that_is_given_by_name_is_used_instead(tmp_path: Path):
     assert answers == {"flat": ("Ann",), "asearcher": ("Ann", "Bo")}
     assert read_questions(path)[0].golden_answers == ("Cy",)
     with pytest.raises(
-        UserError, match="'alpaca' is not a form of question file; choose one of squad, search-r1"
+        UserError, match="'alpaca' is not a question form; choose one of squad, search-r1"
     ):
         read_questions(path, "alpaca")
 

@@ -200,7 +200,7 @@ def test_the_commands_do_the_same(tmp_path: Path, source: Path, capsys: pytest.C
     assert main(["data", "convert", str(out), "--out", str(again), "--form", "search-r1"]) == 0
     assert read_questions(again) == read_questions(out)
     assert main(["data", "convert", str(out), "--out", str(again), "--form", "rows"]) == 2
-    assert "'rows' is not a form of question file" in capsys.readouterr().err
+    assert "'rows' is not a question form" in capsys.readouterr().err
 
 
 def test_converting_a_file_onto_itself_keeps_its_questions(tmp_path: Path):

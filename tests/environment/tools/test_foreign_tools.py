@@ -177,7 +177,7 @@ def test_a_schema_that_cannot_be_read_is_refused_by_the_name_of_its_tool(
     schema: dict[str, Any],
 ) -> None:
     """The first call, or the prompt, failed with a TypeError or an IndexError."""
-    with pytest.raises(UserError, match="the tool 'lookup' of .* does not describe .* by a JSON schema"):
+    with pytest.raises(UserError, match="the tool 'lookup' of .* has no JSON schema"):
         server_tool("A text", inputSchema={"type": "object", **schema})
 
 
