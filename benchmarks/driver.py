@@ -33,7 +33,7 @@ import forage
 from forage.config.run_config import RunConfig, build_config
 from forage.data.questions import read_questions
 from forage.data.world.encyclopedia import write_world
-from forage.hardware import loaded_objects_spared
+from forage.hardware import loaded_objects_frozen
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.serve.port import bind_port
 from forage.rollout.engines.servers.served_engine import ServedEngine
@@ -249,7 +249,7 @@ def main() -> None:
         server.start()
     wait_until_open(ports)
     try:
-        with loaded_objects_spared(collects_old=False):  # as a run does
+        with loaded_objects_frozen(collects_old=False):  # as a run does
             asyncio.run(play(config, turns_url, args.episodes))
     finally:
         for server in servers:

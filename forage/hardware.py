@@ -89,7 +89,7 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def loaded_objects_spared(collects_old: bool = True) -> Iterator[None]:
+def loaded_objects_frozen(collects_old: bool = True) -> Iterator[None]:
     """Excludes everything allocated so far (packages, model, data) from garbage collection inside.
 
     Traversing all objects of torch and transformers took 0.3 s, ten times per minute, with the

@@ -19,7 +19,7 @@ from forage.config.run_config import RunConfig
 from forage.data.order import questions_of_run
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
-from forage.hardware import loaded_objects_spared
+from forage.hardware import loaded_objects_frozen
 from forage.publish import Publisher, open_sampling
 from forage.records import RunRecords, read_metrics
 from forage.retrieval.client.client import SearchClient
@@ -129,7 +129,7 @@ class _Run:
                 await self.stop.or_stop(self.evaluation.open(self.engine, self.search, stack))
             played = (self.engine, self.search, self.recorded is None, self.evaluation.play_subset)
             kept = (self.records, self.savepoints, self.guard, self.credit)
-            stack.enter_context(loaded_objects_spared(collects_old=False))
+            stack.enter_context(loaded_objects_frozen(collects_old=False))
             self.after_step = AfterStep(config, *played, *kept, trackers, self.trace, watcher)
             await self._learn(start)
             digest = self.trainer.weights_digest

@@ -21,7 +21,7 @@ from forage.hardware import (
     in_passing_thread,
     interface_of,
     keep_freed_memory,
-    loaded_objects_spared,
+    loaded_objects_frozen,
     memory_left_in_groups,
     num_cores,
 )
@@ -301,12 +301,12 @@ def test_a_passing_thread_returns_and_raises_what_its_call_did_and_has_ended() -
 def test_what_is_loaded_is_spared_by_the_collector_until_the_run_ends():
     """A collection of all of torch's objects held the event loop for 0.3 s, ten times a minute."""
     usual = gc.get_threshold()
-    with loaded_objects_spared():
+    with loaded_objects_frozen():
         num_spared, rare = gc.get_freeze_count(), gc.get_threshold()
     assert num_spared > 10_000, "torch alone has more"
     assert rare == (*usual[:2], 100)
     assert gc.get_threshold() == usual
-    with loaded_objects_spared(collects_old=False):
+    with loaded_objects_frozen(collects_old=False):
         assert gc.get_threshold()[2] > 10**9
     assert gc.get_threshold() == usual
     assert gc.get_freeze_count() < num_spared

@@ -23,7 +23,7 @@ from forage.plan.machine import Need, needs
 from forage.plan.memory import plan_memory
 from forage.plan.plan import Plan, make_plan
 from forage.retrieval.store.manifest import MANIFEST_FILE
-from forage.training.model_size import measure, measure_beside
+from forage.training.model_size import measure, measure_others
 
 if TYPE_CHECKING:
     from forage.rollout.engines.servers.vllm_settings import ServerNeeds
@@ -192,10 +192,10 @@ def _machine(name: str, plan: Plan) -> Finding:
 
 def _smallest(config: RunConfig) -> str | None:
     model = measure(config.model.path)
-    beside = measure_beside(config.algorithm, model)
-    if model is None or (config.algorithm.critic is not None and beside.critic is None):
+    others = measure_others(config.algorithm, model)
+    if model is None or (config.algorithm.critic is not None and others.critic is None):
         return None
-    return smallest_fit(config, lambda placed: plan_memory(placed, model, beside, 1))
+    return smallest_fit(config, lambda placed: plan_memory(placed, model, others, 1))
 
 
 async def _probe_search(config: RunConfig) -> str | None:

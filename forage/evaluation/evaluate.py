@@ -33,7 +33,7 @@ from forage.evaluation.report.tables import render_markdown, summary_tables
 from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import summarise
-from forage.hardware import loaded_objects_spared
+from forage.hardware import loaded_objects_frozen
 from forage.progress import progress_bar
 from forage.publish import open_sampling
 from forage.records import write_whole_text
@@ -246,7 +246,7 @@ async def evaluate_model(
         evaluator = Evaluator(config, player, engine, search, passages, scorer, other)
         digest_of_weights = weights_digest(model) if model is not None else None
         policy = facts_of_policy(config, tokenizer, digest_of_weights)
-        stack.enter_context(loaded_objects_spared(collects_old=False))
+        stack.enter_context(loaded_objects_frozen(collects_old=False))
         return await evaluate(evaluator, questions, destination, policy, served, digest)
 
 

@@ -47,7 +47,7 @@ from forage.plan.memory import plan_memory
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_states
 from forage.training.micro_batches import LARGEST_SHARE
-from forage.training.model_size import BesideSizes, ModelSize, measure, measure_beside
+from forage.training.model_size import ModelSize, OtherSizes, measure, measure_others
 from forage.training.warm_start import micro_batch_tokens
 
 LOG = logging.getLogger(__name__)
@@ -148,10 +148,10 @@ def _peak_of(
 ) -> Callable[[RunConfig], int]:
     """The peak memory of a phase, as a function of changed settings."""
     is_training = phase == "training"
-    beside = measure_beside(config.algorithm, size) if is_training else BesideSizes()
+    others = measure_others(config.algorithm, size) if is_training else OtherSizes()
 
     def peak(changed: RunConfig) -> int:
-        memory = plan_memory(changed, size, beside, cores)
+        memory = plan_memory(changed, size, others, cores)
         if phase == "evaluation":
             return memory.evaluation_bytes
         return memory.peak_bytes if is_training else memory.supervised_bytes

@@ -16,7 +16,7 @@ from forage.config.run_config import RunConfig
 from forage.data.published.benchmarks import names_of, prepare_command, published
 from forage.data.published.published_corpora import CORPORA
 from forage.hardware import free_memory, num_cores
-from forage.training.model_size import BesideSizes, ModelSize
+from forage.training.model_size import ModelSize, OtherSizes
 
 CHECKPOINT_BYTES = 2
 """Published checkpoints are in bfloat16."""
@@ -79,18 +79,18 @@ class Need:
 
 
 def needs(
-    config: RunConfig, model: ModelSize | None = None, beside: BesideSizes | None = None
+    config: RunConfig, model: ModelSize | None = None, others: OtherSizes | None = None
 ) -> list[Need]:
     """Everything that a run reads, in the order in which a user would fetch it.
 
-    ``model`` and ``beside`` are the sizes of the policy and of its auxiliary models, if known.
+    ``model`` and ``others`` are the sizes of the policy and of its auxiliary models, if known.
     """
-    algorithm, data, beside = config.algorithm, config.data, beside or BesideSizes()
+    algorithm, data, others = config.algorithm, config.data, others or OtherSizes()
     sizes = {config.model.path: model}
     if algorithm.kl is not None and algorithm.kl.reference is not None:
-        sizes.setdefault(algorithm.kl.reference, beside.reference)
+        sizes.setdefault(algorithm.kl.reference, others.reference)
     if algorithm.critic is not None and algorithm.critic.path is not None:
-        sizes.setdefault(algorithm.critic.path, beside.critic)
+        sizes.setdefault(algorithm.critic.path, others.critic)
     found = [_model(path, size) for path, size in sizes.items()]
     if data.train is not None:
         found.append(_questions(data.train, data.train_sets, "train", blocks=True))

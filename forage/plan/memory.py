@@ -44,12 +44,12 @@ from forage.plan.memory_parts import (
 from forage.training.activations import activation_bytes
 from forage.training.logprobs import logits_per_chunk
 from forage.training.micro_batches import HEAP_SHARE, LOGIT_COPIES
-from forage.training.model_size import ADAPTER_BYTES, BYTES, BesideSizes, ModelSize
+from forage.training.model_size import ADAPTER_BYTES, BYTES, ModelSize, OtherSizes
 
 _MOMENTS = 2
 
 
-def plan_memory(config: RunConfig, model: ModelSize, beside: BesideSizes, num_cores: int) -> Memory:
+def plan_memory(config: RunConfig, model: ModelSize, others: OtherSizes, num_cores: int) -> Memory:
     """The memory of each device; a CPU may process one micro-batch per core.
 
     A reference of unknown size is assumed to be as large as the policy.
@@ -57,7 +57,7 @@ def plan_memory(config: RunConfig, model: ModelSize, beside: BesideSizes, num_co
     on_cpu = config.model.device == "cpu"
     num_at_once = (config.trainer.micro_batches_at_once or num_cores) if on_cpu else 1
     parts = [
-        *_trainer_states(config, model, beside),
+        *_trainer_states(config, model, others),
         *_learning_parts(config, model, num_at_once),
         *engine_parts(config, model),
     ]
@@ -80,7 +80,7 @@ def _copy_for_a_checkpoint(config: RunConfig, parts: Sequence[MemoryPart]) -> Me
     return MemoryPart("copy for a checkpoint", num_bytes, text, not on_gpu, not on_gpu, on_gpu)
 
 
-def _trainer_states(config: RunConfig, model: ModelSize, beside: BesideSizes) -> list[MemoryPart]:
+def _trainer_states(config: RunConfig, model: ModelSize, others: OtherSizes) -> list[MemoryPart]:
     """What the trainer keeps from step to step; offload moves it to the host."""
     size, placement = BYTES[config.model.dtype], config.placement
     num_parts, shard = _cut(config)
@@ -97,7 +97,7 @@ def _trainer_states(config: RunConfig, model: ModelSize, beside: BesideSizes) ->
         formula = times + numbers.text + shard + _uncut(numbers, num_parts, tensor_parallel)
         return MemoryPart(name, num_bytes, formula, sampling, there, rests)
 
-    lora, algorithm, critic = config.model.lora, config.algorithm, beside.critic
+    lora, algorithm, critic = config.model.lora, config.algorithm, others.critic
     shares_base = lora is not None and placement.num_ranks is None
     outside = model.num_outside_blocks
     whole, learnt = Numbers(model.num_parameters, size, outside), learnt_numbers(config, model)
@@ -108,7 +108,7 @@ def _trainer_states(config: RunConfig, model: ModelSize, beside: BesideSizes) ->
         parts.append(state("adapters", learnt))
     parts.append(state("optimizer (AdamW)", learnt, _MOMENTS))
     if algorithm.kl is not None and (not shares_base or algorithm.kl.reference is not None):
-        frozen = beside.reference or model
+        frozen = others.reference or model
         weights = Numbers(frozen.num_parameters, size, frozen.num_outside_blocks)
         parts.append(state("reference model", weights))
     if critic is not None:

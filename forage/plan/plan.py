@@ -33,7 +33,7 @@ from forage.rewards.scorer import Scorer
 from forage.rollout.play.groups import num_oversampled
 from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
-from forage.training.model_size import BesideSizes, ModelSize, measure, measure_beside
+from forage.training.model_size import ModelSize, OtherSizes, measure, measure_others
 from forage.training.ranks.tensor_parallel import check_counts, check_type
 from forage.training.ranks.ulysses import check_heads, check_not_recurrent
 
@@ -101,10 +101,10 @@ def make_plan(
     config.check_trainable()
     machine = machine or look_at_machine(Path.cwd())
     model = measure(config.model.path)
-    beside = measure_beside(config.algorithm, model)
+    others = measure_others(config.algorithm, model)
     memory = None
-    if model is not None and (beside.critic is not None or config.algorithm.critic is None):
-        memory = plan_memory(config, model, beside, machine.num_cores)
+    if model is not None and (others.critic is not None or config.algorithm.critic is None):
+        memory = plan_memory(config, model, others, machine.num_cores)
     checks, num_questions = _check(config)
     work = count_work(config, num_questions or num_train_questions(config))
     verdict = duration = None
@@ -114,14 +114,14 @@ def make_plan(
                 f"--hardware: the size of {config.model.path} is not known here; download the "
                 "model, or name a local directory in model.path"
             )
-        verdict = judge_fit(config, hardware, lambda c: _memory_on_gpus(c, model, beside))
+        verdict = judge_fit(config, hardware, lambda c: _memory_on_gpus(c, model, others))
         config, memory = verdict.config, verdict.memory
         if verdict.proposed is not None:
             episodes = work.episodes_per_step
             duration = estimate_duration(verdict.proposed, model, episodes, hardware)
     if model is not None:
         _check_cuts(config.placement, model)
-    needed = tuple(needs(config, model, beside))
+    needed = tuple(needs(config, model, others))
     return Plan(
         config=config,
         machine=machine,
@@ -177,10 +177,10 @@ def _check_prompt(config: RunConfig) -> None:
     check_template(template.with_tools(protocol), protocol)
 
 
-def _memory_on_gpus(config: RunConfig, model: ModelSize, beside: BesideSizes) -> Memory:
+def _memory_on_gpus(config: RunConfig, model: ModelSize, others: OtherSizes) -> Memory:
     """The memory of a GPU; raises ``UserError`` if ranks or servers would refuse to split it."""
     _check_cuts(config.placement, model)
-    return plan_memory(config, model, beside, 1)
+    return plan_memory(config, model, others, 1)
 
 
 def _check_cuts(placement: PlacementConfig, model: ModelSize) -> None:

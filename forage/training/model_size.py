@@ -109,7 +109,7 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class BesideSizes:
+class OtherSizes:
     """The models beside the policy: None for one that is not there, or whose size is not known.
 
     A critic made of the policy has the policy's size; a reference that is the start of the run is
@@ -120,14 +120,14 @@ class BesideSizes:
     reference: ModelSize | None = None
 
 
-def measure_beside(algorithm: AlgorithmConfig, policy: ModelSize | None) -> BesideSizes:
+def measure_others(algorithm: AlgorithmConfig, policy: ModelSize | None) -> OtherSizes:
     """The sizes of the critic and of the reference; raises ``UserError`` as ``measure`` does."""
     kl, critic = algorithm.kl, policy if algorithm.critic is not None else None
     if algorithm.critic is not None and algorithm.critic.path is not None:
         critic = measure(algorithm.critic.path, "algorithm.advantage.critic.path")
     if kl is None or kl.reference is None:
-        return BesideSizes(critic)
-    return BesideSizes(critic, measure(kl.reference, "algorithm.kl.reference"))
+        return OtherSizes(critic)
+    return OtherSizes(critic, measure(kl.reference, "algorithm.kl.reference"))
 
 
 def measure(path: str, key: str = "model.path") -> ModelSize | None:

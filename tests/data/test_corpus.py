@@ -289,7 +289,9 @@ def test_gzip_that_unpacks_to_far_more_than_text_does_is_refused_by_name(
     monkeypatch.setattr("forage.data.corpus._UNPACKED_ANYHOW", 2**20)
     line = json.dumps({"id": "a", "contents": "x" * 10_000}).encode() + b"\n"
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * 2_000))
-    with pytest.raises(UserError, match=r"bomb\.jsonl\.gz:\d+: decompresses to more than 300 times"):
+    with pytest.raises(
+        UserError, match=r"bomb\.jsonl\.gz:\d+: decompresses to more than 300 times"
+    ):
         list(read_corpus(tmp_path / "bomb.jsonl.gz"))
 
 

@@ -173,10 +173,16 @@ def test_lone_surrogates_are_mended_so_that_the_question_can_be_written_again(tm
         ('{"question": " ", "answers": ["A"]}', r"mine\.jsonl:2: no question"),
         ('{"question": "Who?"}', r"mine\.jsonl:2: a question without answers"),
         ('{"question": "Who?", "answers": []}', r"mine\.jsonl:2: a question without answers"),
-        ('{"question": "Who?", "answers": [1984]}', r"mine\.jsonl:2: the answer 1984 is not a string"),
+        (
+            '{"question": "Who?", "answers": [1984]}',
+            r"mine\.jsonl:2: the answer 1984 is not a string",
+        ),
         ('{"question": "Who?", "answers": [""]}', r"mine\.jsonl:2: the answer '' is not a string"),
         ('{"question": "Who?", "answers": {"a": 1}}', r"mine\.jsonl:2: a question without answers"),
-        ('{"question": "When?", "answer": 1984}', r"mine\.jsonl:2: the answer 1984 is not a string"),
+        (
+            '{"question": "When?", "answer": 1984}',
+            r"mine\.jsonl:2: the answer 1984 is not a string",
+        ),
         (
             '{"reward_model": {"ground_truth": {}}, "question": "Who?"}',
             r"mine\.jsonl:2: a question without answers",

@@ -412,7 +412,9 @@ def test_a_budget_that_does_not_hold_the_frames_is_refused_at_the_start(
 def test_a_tokenizer_without_a_chat_template_or_without_tools_is_told_to_use_tags():
     with pytest.raises(UserError, match="no chat template .* use environment.protocol: tags"):
         ToolsProtocol(Codec(make_tokenizer("tags_added")))
-    with pytest.raises(UserError, match="does not show tools to the model; use environment.protocol: tags"):
+    with pytest.raises(
+        UserError, match="does not show tools to the model; use environment.protocol: tags"
+    ):
         ToolsProtocol(Codec(make_tokenizer("chat")))
     assert TagsProtocol(Codec(make_tokenizer("chat"))).parse("<answer>x</answer>") == (
         actions.Answer("x")

@@ -13,7 +13,7 @@ from forage.plan.fit_here import CAUTIOUS_SHARES, Phase, fit_here
 from forage.plan.machine import Machine
 from forage.plan.memory import plan_memory
 from forage.training.micro_batches import LARGEST_SHARE
-from forage.training.model_size import BesideSizes, measure
+from forage.training.model_size import OtherSizes, measure
 from tests.tiny_runs import random_model
 
 GIB = 1 << 30
@@ -52,7 +52,7 @@ def _one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def peak(config: RunConfig) -> int:
     size = measure(config.model.path)
     assert size is not None
-    return plan_memory(config, size, BesideSizes(), 2).peak_bytes
+    return plan_memory(config, size, OtherSizes(), 2).peak_bytes
 
 
 def test_what_the_recipe_leaves_open_is_made_to_fit() -> None:
@@ -180,5 +180,7 @@ def test_where_products_in_bfloat16_are_much_faster_a_line_says_so(
     monkeypatch.setattr(module, "matmul_rate", lambda _: 1.0)
     caplog.set_level("INFO")
     fit_here(config_of(model={"path": str(real_shape()), **model}), machine=machine(400))
-    said = "1.9 times faster in bfloat16 than in float32: set model.arithmetic=bfloat16" in caplog.text
+    said = (
+        "1.9 times faster in bfloat16 than in float32: set model.arithmetic=bfloat16" in caplog.text
+    )
     assert said == is_said

@@ -12,7 +12,7 @@ from forage.plan.accelerators import parse_hardware
 from forage.plan.fitting import Fit, judge_fit
 from forage.plan.memory_parts import Memory, MemoryPart
 from forage.plan.plan import Plan, _memory_on_gpus, make_plan
-from forage.training.model_size import measure, measure_beside
+from forage.training.model_size import measure, measure_others
 from tests.plan.test_plan import NODE, said
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -24,7 +24,7 @@ size_of = cache(measure)
 def memory_of(config: RunConfig) -> Memory:
     size = size_of(config.model.path)
     assert size is not None
-    return _memory_on_gpus(config, size, measure_beside(config.algorithm, size))
+    return _memory_on_gpus(config, size, measure_others(config.algorithm, size))
 
 
 def verdict_on(recipe: str, hardware: str, *overrides: str) -> Fit:

@@ -23,7 +23,7 @@ from forage.training.activations import activation_bytes, kept_bytes
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy
-from forage.training.model_size import BesideSizes, ModelSize, measure
+from forage.training.model_size import ModelSize, OtherSizes, measure
 from forage.training.ranks.trainer_rank import build_trainer
 from forage.training.trainer import Trainer
 
@@ -44,7 +44,7 @@ def warm_size() -> ModelSize:
 
 def memory_of(config: RunConfig, num_cores: int = 1) -> Memory:
     critic = warm_size() if config.algorithm.critic is not None else None
-    return plan_memory(config, warm_size(), BesideSizes(critic), num_cores)
+    return plan_memory(config, warm_size(), OtherSizes(critic), num_cores)
 
 
 def part(memory: Memory, name: str) -> int:
@@ -288,7 +288,7 @@ def test_the_adapters_of_a_7b_are_counted_by_hand() -> None:
     config = build_config(
         {"model": {"path": SEVEN_B, "device": "cuda", "dtype": "bfloat16", "lora": {"rank": 16}}}
     )
-    memory = plan_memory(config, seven_b(), BesideSizes(), num_cores=1)
+    memory = plan_memory(config, seven_b(), OtherSizes(), num_cores=1)
     numbers = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     assert numbers == 40_370_176
     assert part(memory, "weights") == 7_615_616_512 * 2

@@ -19,7 +19,7 @@ from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import build_config
 from forage.plan.memory import plan_memory
 from forage.plan.memory_parts import Memory
-from forage.training.model_size import BesideSizes, measure
+from forage.training.model_size import OtherSizes, measure
 from forage.training.ranks.rank_processes import RankProcesses
 from tests.plan.test_memory import SEVEN_B, make_config, part, seven_b
 from tests.rollout.tiny_models import make_model
@@ -37,7 +37,7 @@ def placed(**placement: Any) -> Memory:
             "placement": placement,
         }
     )
-    return plan_memory(config, seven_b(), BesideSizes(), num_cores=2)
+    return plan_memory(config, seven_b(), OtherSizes(), num_cores=2)
 
 
 def test_states_are_sharded_over_all_gpus_and_the_engines_over_some() -> None:
@@ -75,7 +75,7 @@ def test_a_checkpoint_in_the_background_is_a_copy_in_host_memory(
         "trainer": {"checkpoint_in_background": True},
         "placement": SERVER,
     }
-    memory = plan_memory(build_config(tree), seven_b(), BesideSizes(), num_cores=2)
+    memory = plan_memory(build_config(tree), seven_b(), OtherSizes(), num_cores=2)
     copied = sum(part(memory, name) for name in learnt)
     assert part(memory, "copy for a checkpoint") == copied
     assert memory.host_bytes_per_node == 8 * copied
@@ -172,7 +172,7 @@ def test_of_ranks_reference_and_critic_each_hold_their_part_of_the_frozen_weight
         algorithm = {"advantage": "gae", "kl": {"coefficient": 0.001}}
         model = {"path": SEVEN_B, "device": "cuda", "dtype": "bfloat16", "lora": {}}
         config = build_config({"model": model, "algorithm": algorithm, "placement": placement})
-        memory = plan_memory(config, seven_b(), BesideSizes(seven_b()), num_cores=1)
+        memory = plan_memory(config, seven_b(), OtherSizes(seven_b()), num_cores=1)
         return {each.name: each.num_bytes for each in memory.parts}
 
     one, ranks = parts_of(), parts_of(**SERVER)
@@ -275,7 +275,7 @@ def test_a_rank_holds_and_gathers_what_is_planned(
     config = make_config(model={"path": str(tmp_path)}, placement=placement)
     size = measure(str(tmp_path))
     assert size is not None
-    memory = plan_memory(config, size, BesideSizes(), num_cores=1)
+    memory = plan_memory(config, size, OtherSizes(), num_cores=1)
     weights, moments, gradients, gathered, whole = four_ranks.call("held", config.placement.trainer)
     assert part(memory, "weights") == pytest.approx(weights, rel=0.01)
     assert part(memory, "optimizer (AdamW)") == pytest.approx(moments, rel=0.01)

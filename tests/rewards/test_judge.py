@@ -213,7 +213,9 @@ async def test_a_cache_that_takes_no_more_is_warned_about_once_and_costs_no_verd
         other.close()
         assert await ask(judge, "one") is True
         assert await ask(judge, "two") is True
-    assert [r.message for r in caplog.records if "cannot store any more" in r.message].__len__() == 1
+    assert [
+        r.message for r in caplog.records if "cannot store any more" in r.message
+    ].__len__() == 1
 
 
 async def test_a_cache_that_breaks_meanwhile_costs_no_verdict(

@@ -32,7 +32,10 @@ def build(reward: dict[str, Any]) -> RunConfig:
             "every weight of reward is 0",
         ),
         ({"search_cost": 1.0}, "one search would cost what a right answer earns"),
-        ({"weights": {"table": 0, "em": 1}, "answer": "f1"}, "reward.answer is read only by the table"),
+        (
+            {"weights": {"table": 0, "em": 1}, "answer": "f1"},
+            "reward.answer is read only by the table",
+        ),
         (
             {"weights": {"table": 0, "em": 1}, "structure_score": 0.2},
             "reward.structure_score is read only by the table",

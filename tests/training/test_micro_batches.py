@@ -11,7 +11,7 @@ from forage.plan.memory import plan_memory
 from forage.training import micro_batches as module
 from forage.training.micro_batches import LARGEST_SHARE, LearningCost, MicroBatches
 from forage.training.model import load_policy
-from forage.training.model_size import BesideSizes, measure
+from forage.training.model_size import OtherSizes, measure
 from tests.tiny_runs import SHIPPED_MODEL, random_model
 
 COST = LearningCost("cpu", gradient_bytes=1000, token_bytes=10, logit_bytes=100)
@@ -126,7 +126,7 @@ def test_the_cost_of_a_step_is_what_the_plan_says_of_it(
     assert size is not None
     cost = LearningCost.of(config, load_policy(config.model, seed=0))
     assert cost is not None
-    parts = plan_memory(config, size, BesideSizes(), 2).parts
+    parts = plan_memory(config, size, OtherSizes(), 2).parts
     planned = {part.name: part.num_bytes for part in parts}
     names = ("gradients", "activations", "heap", "logits")
     learning = sum(planned[name] for name in names)

@@ -82,7 +82,10 @@ def test_a_stop_names_the_newest_checkpoint_from_before_and_leaves_all(tmp_path:
 
 def test_a_stop_says_so_where_no_checkpoint_is_from_before(tmp_path: Path):
     make_checkpoints(tmp_path, 4, 6)
-    with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="No remaining checkpoint is"):
+    with (
+        RunRecords(tmp_path) as records,
+        pytest.raises(Collapsed, match="No remaining checkpoint is"),
+    ):
         play(CollapseGuard(make_config(tmp_path, "stop")), records, COLLAPSE)
 
 

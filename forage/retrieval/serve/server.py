@@ -23,7 +23,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from forage.errors import UserError
-from forage.hardware import in_passing_thread, loaded_objects_spared
+from forage.hardware import in_passing_thread, loaded_objects_frozen
 from forage.retrieval.serve.batcher import Batcher
 from forage.retrieval.serve.connection import Connection
 from forage.retrieval.serve.known_hosts import KnownHosts
@@ -86,7 +86,7 @@ def serve(settings: ServeSettings) -> None:
                 KnownHosts(settings.host, settings.allow_hosts),
             )
             app = create_app(source, pages, app_settings, settings.cache_size)
-            with loaded_objects_spared():
+            with loaded_objects_frozen():
                 server = HttpServer(app, settings.drain_s, say_ready)
                 for number in _FURTHER_STOPS:
                     if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP

@@ -183,7 +183,12 @@ def test_a_column_of_a_reserved_name_does_not_become_the_passage(tmp_path: Path)
         ),
         ("t.csv", "id,text\n1\n", NamedColumns(), "t.csv:2: this row does not have as many cells"),
         ("t.csv", "key,text\n,a\n", NamedColumns(id="key"), "t.csv:2: its 'key' is empty"),
-        ("t.jsonl", '{"text": ["a"]}', NamedColumns(), "t.jsonl:1: 'text' is .*a string or a number"),
+        (
+            "t.jsonl",
+            '{"text": ["a"]}',
+            NamedColumns(),
+            "t.jsonl:1: 'text' is .*a string or a number",
+        ),
         ("t.jsonl", "[1]", NamedColumns(), "t.jsonl:1: contains a list"),
         ("t.parquet", "nothing", NamedColumns(), "cannot read the parquet file"),
     ],

@@ -106,7 +106,10 @@ def test_what_is_left_of_a_longer_file_is_not_taken_for_this_one(tmp_path: Path)
 
 def test_another_file_in_the_way_is_not_touched(tmp_path: Path):
     (tmp_path / "f.bin").write_text("mine")
-    with Hub({"f.bin": CONTENT}) as hub, pytest.raises(UserError, match="already exists with 4 bytes"):
+    with (
+        Hub({"f.bin": CONTENT}) as hub,
+        pytest.raises(UserError, match="already exists with 4 bytes"),
+    ):
         download([piece(hub, CONTENT)], tmp_path / "f.bin")
     assert (tmp_path / "f.bin").read_text() == "mine"
 

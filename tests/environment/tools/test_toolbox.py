@@ -127,7 +127,9 @@ def test_a_template_that_tells_the_model_to_search_needs_the_tool():
 
 def test_native_calls_need_a_tokenizer_that_knows_tools():
     environment = EnvironmentConfig(protocol="tools", tools=("search", f"{OWN}:add"))
-    with pytest.raises(UserError, match="does not show tools to the model; use environment.protocol: tags"):
+    with pytest.raises(
+        UserError, match="does not show tools to the model; use environment.protocol: tags"
+    ):
         Player(environment, RolloutConfig(), make_tokenizer("chat"), seed=0)
 
 
