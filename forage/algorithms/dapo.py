@@ -21,7 +21,7 @@ class DynamicSamplingConfig(Frozen):
     max_rounds: int = Field(default=10, ge=0)
     """Maximum rounds of replacement per step."""
     oversampling: float = Field(default=1.0, ge=1)
-    """1.5 plays half as many groups again in each round."""
+    """Groups that a round plays per group needed; 1.5 plays half as many again."""
 
 
 def is_flat(returns_G: Sequence[float]) -> bool:

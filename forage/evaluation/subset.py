@@ -19,7 +19,9 @@ from forage.types import Question
 
 
 def questions_to_evaluate(config: RunConfig) -> list[Question]:
-    """``evaluation.num_questions`` of ``data.test``; raises ``UserError``."""
+    """The ``evaluation.num_questions`` questions to evaluate of ``data.test``; raises
+    ``UserError``.
+    """
     if config.data.test is None:
         raise UserError("data.test is missing: name a file of questions to evaluate on")
     require_file(config.data.test, config.data.test_sets, "test")

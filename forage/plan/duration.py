@@ -36,7 +36,7 @@ GPU_BYTES_PER_S = 10e9
 Published values lie between 3 GB/s (verl, 7B in 5.5 s) and 28 GB/s (TRL, 32B in 2.3 s).
 """
 HOST_BYTES_PER_S = 0.25e9
-"""The same through host memory or files: 1.98 GB took 7.2 and 8.2 s with two gloo ranks.
+"""The speed through host memory or files: 1.98 GB took 7.2 and 8.2 s with two gloo ranks.
 
 That was on two cores (benchmarks/scale.md); it has not been measured on more, which are faster.
 """

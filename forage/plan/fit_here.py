@@ -162,7 +162,7 @@ def _peak_of(
 def _warn_of_bfloat16(size: ModelSize) -> None:
     """Warns before the run if bfloat16 is slow on this processor.
 
-    It then has no arithmetic for it, or has AVX512's, which need not be faster, and no AMX.
+    Its arithmetic for it is missing, or AVX512's without AMX, which need not be faster.
     """
     rates = [matmul_rate(dtype) for dtype in ("float32", "bfloat16")]
     if rates[1] >= rates[0]:

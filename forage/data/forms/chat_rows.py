@@ -57,12 +57,12 @@ def search_r1_question(record: Record) -> Question:
 
 
 def rlinf_question(record: Record) -> Question:
-    """``{"prompt": text or messages, "solutions": [..]}``."""
+    """The question in ``{"prompt": text or messages, "solutions": [..]}``."""
     return _prompted(record, record.row.get("solutions"), '"solutions"')
 
 
 def slime_question(record: Record) -> Question:
-    """``{"prompt": text or messages, "label": text, list or {"ground_truth": {"target"}}}``."""
+    """The question in ``{"prompt", "label": text, list or {"ground_truth": {"target"}}}``."""
     return _prompted(record, _target(record, record.row.get("label")), '"label"')
 
 

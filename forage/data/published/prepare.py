@@ -102,7 +102,7 @@ def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None,
         partial.unlink()
         raise UserError(
             f"{name}: received {_counts_text(counts)} questions, but {_counts_text(part.counts)} "
-            f"are published; kept none. Check that {source or part.hub_id} is complete"
+            f"are published; none were kept. Check that {source or part.hub_id} is complete"
         )
     partial.replace(done)
     return done
