@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 _ROWS, _INNER, _COLUMNS = 2048, 128, 384
 _ROUNDS = 5
 _KEPT_KERNELS = "16"
-WORTH_BFLOAT16 = 1.5
+MIN_BFLOAT16_GAIN = 1.5
 """The speedup over float32 at which bfloat16 is worth its lower precision."""
 _COLLECTED_RARELY = 100  # instead of 10
 _NEVER = 2**31 - 1

@@ -149,7 +149,7 @@ class Run:
 
     def ask(self, question: str) -> Episode:
         """Plays one question greedily with ``model``."""
-        from forage.evaluation.asked import open_asking
+        from forage.evaluation.interactive import open_asking
 
         async def play() -> Episode:
             async with open_asking(self._of_newest()) as ask:

@@ -116,7 +116,7 @@ def _served(config: RunConfig, index: Path | None) -> Iterator[RunConfig]:
 
 
 async def _play_in_browser(config: RunConfig, listener: socket.socket) -> None:
-    from forage.evaluation.asked import open_asking
+    from forage.evaluation.interactive import open_asking
     from forage.viewer.chat_app import ChatPartner, create_chat_app
     from forage.viewer.viewer_page import serve_pages
 
@@ -127,7 +127,7 @@ async def _play_in_browser(config: RunConfig, listener: socket.socket) -> None:
 
 async def play(config: RunConfig, question: str | None, is_json: bool = False) -> None:
     """Play the question, or those that are asked for, and show each episode."""
-    from forage.evaluation.asked import open_asking
+    from forage.evaluation.interactive import open_asking
 
     console = Console()
     telling = Telling(console) if console.is_terminal and not is_json else None

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from forage.config.run_config import RunConfig
 from forage.errors import UserError, refuse_unwritable
-from forage.hardware import WORTH_BFLOAT16, bfloat16_gain
+from forage.hardware import MIN_BFLOAT16_GAIN, bfloat16_gain
 from forage.records import write_whole_text
 
 LOG = logging.getLogger(__name__)
@@ -141,9 +141,9 @@ def choose_arithmetic(
         size = sum(file.stat().st_size for file in base.glob("*.safetensors"))
         is_worth = not is_begun and size > _SMALL_MODEL
         gain = bfloat16_gain() if is_worth else 0.0
-        if gain >= WORTH_BFLOAT16:
+        if gain >= MIN_BFLOAT16_GAIN:
             LOG.info("products in bfloat16 over float32 weights: %.1f times as fast here", gain)
-        notes.choose(in_bfloat16=int(gain >= WORTH_BFLOAT16))
+        notes.choose(in_bfloat16=int(gain >= MIN_BFLOAT16_GAIN))
     if notes.chosen["in_bfloat16"]:
         tree["model"]["arithmetic"] = "bfloat16"
 

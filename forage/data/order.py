@@ -51,7 +51,7 @@ def training_questions(config: DataConfig, seed: int) -> tuple[list[Question], Q
 class StepQuestions:
     """The questions of each step: ``num_own`` of its own, and up to ``num_spare`` others.
 
-    ``num_questions`` is the total number available. ``go_on`` sets where a resumed run continues.
+    ``num_questions`` is the total number available. ``resume_at`` sets where a resumed run continues.
     """
 
     order: QuestionOrder
@@ -62,7 +62,7 @@ class StepQuestions:
     first_step: int = 0
     first_position: int = 0
 
-    def go_on(self, step: int, position: int | None) -> None:
+    def resume_at(self, step: int, position: int | None) -> None:
         """Sets the position of the first question of ``step``, for it and the steps after.
 
         None: every earlier step used as many questions as steps do now.

@@ -32,7 +32,7 @@ from forage.config.run_config import RunConfig, with_overrides
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.hardware import (
-    WORTH_BFLOAT16,
+    MIN_BFLOAT16_GAIN,
     bfloat16_gain,
     choose_matmul_kernel,
     free_memory,
@@ -180,7 +180,7 @@ def _warn_of_bfloat16(size: ModelSize) -> None:
 def _advise_bfloat16() -> None:
     """Advises bfloat16 before the run if its products could be much faster."""
     gain = bfloat16_gain()
-    if gain >= WORTH_BFLOAT16:
+    if gain >= MIN_BFLOAT16_GAIN:
         LOG.info(
             "this processor multiplies %.1f times faster in bfloat16 than in float32: set "
             "model.arithmetic=bfloat16 to use it and keep the weights in float32",

@@ -183,7 +183,7 @@ def _gradient_sets(config: RunConfig, num_at_once: int) -> tuple[int, str]:
 
 
 def _gathered(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
-    """What a rank has unsharded at once: two blocks' weights, one's gradients, and what is outside.
+    """What a rank has unsharded at once: two blocks' weights, one's gradients, and the rest.
 
     Embedding and head stay gathered throughout. The head's gradient stays from the first chunk of
     logits to the end of the backward pass; a block's is copied into the type of the sum over ranks.

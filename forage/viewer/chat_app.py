@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 from forage.config.run_config import RunConfig
 from forage.errors import UserError
-from forage.evaluation.asked import Ask
+from forage.evaluation.interactive import Ask
 from forage.retrieval.serve.known_hosts import KnownHosts
 from forage.types import ActionKind, Episode, Origin, Status, Tag, Turn, tag_pattern
 from forage.viewer.pages import visible

@@ -153,11 +153,11 @@ def test_a_run_with_another_number_a_step_goes_on_with_the_next_question(num_own
     """After three steps of four it went on with the seventh question, or the nineteenth."""
     order = QuestionOrder(ALL, 0)
     before, after = (StepQuestions(order, len(ALL), n, 0, 0) for n in (4, num_own))
-    after.go_on(3, before.position(3))
+    after.resume_at(3, before.position(3))
     asked = [q.id for step in (3, 4) for q in after.own(step)]
     assert asked == ids(order, 2 * num_own, start=begins_at)
     assert after.position(5) == begins_at + 2 * num_own
-    after.go_on(3, None)  # a checkpoint that does not say: the steps had as many as now
+    after.resume_at(3, None)  # a checkpoint that does not say: the steps had as many as now
     assert question_ids(after.own(3)) == ids(order, num_own, start=3 * num_own)
 
 

@@ -13,7 +13,7 @@ from forage.environment.episode import Environment
 from forage.environment.observation import ARCHIVED
 from forage.episode_json import EpisodeRecord, record_from_json, record_to_json
 from forage.errors import UserError
-from forage.evaluation.asked import ReportingEngine
+from forage.evaluation.interactive import ReportingEngine
 from forage.types import ActionKind, Episode, Origin, Passage, Status
 from tests.environment.playing import ANSWER, PROMPT, ROME, ROOMY, SEARCH, origins, play, script
 from tests.fakes import ScriptedSearch, make_question, make_setting, reply_with, tiny_codec

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from forage.commands.cli import main
 from forage.errors import UserError
-from forage.evaluation.asked import Ask, Hear
+from forage.evaluation.interactive import Ask, Hear
 from forage.types import (
     ActionKind,
     Episode,

@@ -188,7 +188,7 @@ class Savepoints:
         self._go_back(state.num_steps_done, state.record_offsets)
         self._credit.baseline = state.baseline
         if self._questions is not None:
-            self._questions.go_on(state.num_steps_done, state.position)
+            self._questions.resume_at(state.num_steps_done, state.position)
         self.ahead = read_ahead(checkpoint) if state.settings == now.settings else {}
         return state.num_steps_done
 
