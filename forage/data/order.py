@@ -51,7 +51,7 @@ def training_questions(config: DataConfig, seed: int) -> tuple[list[Question], Q
 class StepQuestions:
     """The questions of each step: ``num_own`` of its own, and up to ``num_spare`` others.
 
-    ``num_questions`` is the total number available. ``resume_at`` sets where a resumed run continues.
+    ``num_questions`` is the total available. ``resume_at`` sets where a resumed run continues.
     """
 
     order: QuestionOrder
