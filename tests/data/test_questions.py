@@ -249,7 +249,7 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path):
     broken.write_bytes(gzip.compress(b"x" * 1000)[:-9])
     with pytest.raises(UserError, match=r"cannot read the questions .*broken"):
         read_questions(broken)
-    with pytest.raises(UserError, match="is no SQuAD file"):
+    with pytest.raises(UserError, match="is not a SQuAD file"):
         squad_passages(write_lines(tmp_path / "rows.jsonl", {"question": "q", "answers": ["a"]}))
 
 

@@ -42,7 +42,7 @@ def test_the_page_says_how_many_machines_it_took_the_gpus_to_be_in() -> None:
     [
         ("H100-80GB", "write [MACHINESx]GPUSxNAME"),
         ("8xV100", "'V100', which is unknown; known GPUs: A10-24GB"),
-        ("8xH100-96GB", "'H100-96GB', which is not known"),
+        ("8xH100-96GB", "'H100-96GB', which is unknown"),
         ("8xA100", "comes as A100-40GB and A100-80GB; name one"),
         ("0x8xH100", "at least one machine and one GPU"),
         ("", "write [MACHINESx]GPUSxNAME"),

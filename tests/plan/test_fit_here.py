@@ -109,7 +109,7 @@ def test_a_line_says_the_plan_and_its_peak_before_the_run(
 ) -> None:
     caplog.set_level("INFO")
     fitted = fit_here(config_of(), phase, machine=machine(16))
-    line = next(r.getMessage() for r in caplog.records if "is expected" in r.msg)
+    line = next(r.getMessage() for r in caplog.records if "expecting a peak" in r.msg)
     assert "17.18 GB of memory free" in line
     assert "(micro-batches of 4096 tokens, " in line
     if phase == "training":

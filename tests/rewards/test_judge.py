@@ -328,7 +328,7 @@ async def test_a_judge_that_gives_no_verdict_is_found_at_the_start():
         config = RewardConfig.model_validate(
             {"answer": "judge", "judge": {"url": server.url, "cache": None}}
         )
-        with pytest.raises(UserError, match="404: no model named default.*look at reward.judge"):
+        with pytest.raises(UserError, match="404: no model named default.*check reward.judge"):
             async with Scorer(config, "tags"):
                 pytest.fail("the judge is not fit for use")
 

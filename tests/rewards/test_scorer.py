@@ -147,8 +147,8 @@ def test_functions_do_not_see_an_episode_that_the_engine_did_not_finish():
         ("nothing", "gave None; a float or a forage.types.Reward is needed"),
         ("text", "gave '0.5'; a float or"),
         ("several", "raised TypeError: only"),
-        ("nan", "gave nan; a finite number is needed"),
-        ("nan_part", "gave inf; a finite number is needed"),
+        ("nan", "returned nan; a finite number is needed"),
+        ("nan_part", "returned inf; a finite number is needed"),
     ],
 )
 def test_an_error_in_a_function_names_the_function_and_the_episode(name: str, complaint: str):
@@ -165,7 +165,7 @@ def test_an_error_in_a_function_names_the_function_and_the_episode(name: str, co
         ("absent_rewards:f", "no module absent_rewards for absent_rewards:f"),
         ("absent.rewards:f", "no module absent for absent.rewards:f"),
         ("my_rewards:absent", "my_rewards has no absent"),
-        ("my_rewards:constant", "is no function, but 3"),
+        ("my_rewards:constant", "is 3, not a function"),
         ("my_rewards:two", "cannot be called with just an episode"),
     ],
 )

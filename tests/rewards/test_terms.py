@@ -52,7 +52,7 @@ def test_turning_any_weight_changes_the_reward():
 def test_the_name_of_a_term_is_taken_for_functions_of_the_user():
     settings = {"functions": [{"path": "mine:brief"}]}
     RewardConfig.model_validate(settings)
-    with pytest.raises(ValueError, match="the part brief is there already"):
+    with pytest.raises(ValueError, match="the name brief is already taken"):
         MoreRewards.model_validate(settings)
 
 

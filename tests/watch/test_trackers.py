@@ -198,9 +198,9 @@ async def test_a_tracker_that_fails_costs_the_run_a_warning(
     monkeypatch.setattr(tracker, "_open", lambda name, run: Broken(run))
     await track(config_for(tmp_path, "wandb", artifacts=True), range(1))
     assert [message.partition(":")[0] for message in caplog.messages] == [
-        "wandb did not take step 0",
-        f"wandb did not take {tmp_path}/config.yaml",
-        f"wandb did not take {tmp_path}/step_000002",
+        "wandb did not accept step 0",
+        f"wandb did not accept {tmp_path}/config.yaml",
+        f"wandb did not accept {tmp_path}/step_000002",
         "wandb did not close the run",
     ]
 

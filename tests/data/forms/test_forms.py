@@ -431,7 +431,7 @@ def test_questions_without_an_answer_by_design_are_left_out_and_counted(
     impossible = {"question": WHO, "answers": [], "is_impossible": True, "id": "b"}
     squad = {"data": [{"paragraphs": [{"context": "Ann.", "qas": [asked, impossible]}]}]}
     assert [each.id for each in read_rows_of(tmp_path, squad)] == ["a"]
-    said = "left out 1 questions that are marked as having no answer"
+    said = "skipped 1 questions that are marked as having no answer"
     assert sum(said in message for message in caplog.messages) == 3
 
 

@@ -178,7 +178,7 @@ def test_a_small_file_is_checked_by_gits_hash(tmp_path: Path):
 def test_a_directory_of_another_corpus_is_refused(tmp_path: Path):
     with Hub({"wiki-18.jsonl.gz": CORPUS}) as hub:
         fetch("wiki-18", tmp_path, hub.url, None, None)
-        with pytest.raises(UserError, match="holds PeterJinGo/wiki-18-corpus at main, not incl"):
+        with pytest.raises(UserError, match="contains PeterJinGo/wiki-18-corpus at main, not incl"):
             fetch("asearcher", tmp_path, hub.url, None, None)
         with pytest.raises(UserError, match="at main, not .* at v2; choose another --out"):
             fetch("wiki-18", tmp_path, hub.url, "v2", None)
@@ -214,7 +214,7 @@ def _answer_json(reply: object, request: BaseHTTPRequestHandler, *_: object) -> 
 
 def test_an_address_that_is_none_is_told(tmp_path: Path):
     for address in ("http://[::1/c.jsonl", "http://a:b/c.jsonl"):
-        with pytest.raises(UserError, match="is no address|cannot reach"):
+        with pytest.raises(UserError, match="is not the address|cannot reach"):
             fetch(address, tmp_path, None, None, "0" * 64)
 
 
@@ -238,7 +238,7 @@ def test_the_command_fetches_an_address_with_its_checksum(
         assert "the 64 hexadecimal digits of the file are needed" in capsys.readouterr().err
         assert main([*argv, "--sha256", digest, "--revision", "main"]) == 2
     assert main(["data", "corpus", "wiki-19", "--out", str(tmp_path)]) == 2
-    assert "no corpus 'wiki-19'; there are wiki-18" in capsys.readouterr().err
+    assert "no corpus 'wiki-19'; choose one of wiki-18" in capsys.readouterr().err
     gone = ["data", "corpus", "wiki-18", "--out", str(tmp_path / "x"), "--hub", hub.url]
     assert main(gone) == 2
     assert "if the hub cannot be reached, name a mirror with --hub" in capsys.readouterr().err
