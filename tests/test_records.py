@@ -171,7 +171,7 @@ def test_records_shorter_than_the_checkpoint_are_refused_and_left_alone(tmp_path
         write_steps(records, range(2))
         offsets = records.offsets()
         longer = {**offsets, EPISODES_FILE: offsets[EPISODES_FILE] + 1}
-        with pytest.raises(UserError, match=r"episodes.jsonl holds \d+ bytes"):
+        with pytest.raises(UserError, match=r"episodes.jsonl has \d+ bytes"):
             records.truncate_to(longer)
         assert records.offsets() == offsets
 

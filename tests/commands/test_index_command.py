@@ -220,7 +220,7 @@ def test_an_index_is_replaced_only_where_that_was_asked_for(
 @pytest.mark.parametrize(
     ("name", "text", "words", "message"),
     [
-        ("corpus.jsonl", '{"name": "Ada"}', "", '"id" and "contents" .*such as {"id": "a1"'),
+        ("corpus.jsonl", '{"name": "Ada"}', "", '"id" and "contents" .*for example {"id": "a1"'),
         ("corpus.csv", "name\nAda\n", "", "no column 'text'; it has name. Name its columns"),
         ("t.csv", "id,text\n1,a\n1,b\n", "", "t.csv, row 2: another row has the id '1'; ids must"),
         ("notes.txt", "Ada", "--text-column a", "are for tables .* holds none"),

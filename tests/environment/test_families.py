@@ -405,7 +405,7 @@ def starts_a_turn(name: Name, text: str) -> bool:
 def test_a_budget_that_does_not_hold_the_frames_is_refused_at_the_start(
     protocol: Literal["tags", "tools"],
 ):
-    with pytest.raises(UserError, match="max_observation_tokens is 16, .* stands around"):
+    with pytest.raises(UserError, match="max_observation_tokens is 16, .* the frame around"):
         make_player("qwen2.5", protocol, max_observation_tokens=16)
 
 

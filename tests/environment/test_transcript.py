@@ -103,7 +103,7 @@ def test_an_episode_without_a_prompt_is_a_bug():
 
 @pytest.mark.parametrize(("logprobs", "versions"), [((-1.0,), (0, 0)), ((-1.0, -1.0), (0,))])
 def test_a_turn_whose_logprobs_or_versions_do_not_fit_its_tokens_is_a_bug(logprobs, versions):
-    with pytest.raises(AssertionError, match="do not fit"):
+    with pytest.raises(AssertionError, match="each sampled token has one"):
         Transcript((1,)).append_sampled(Completion((2, 3), logprobs, versions, FinishReason.STOP))
 
 

@@ -156,7 +156,7 @@ def test_a_link_out_of_the_folder_is_left_out_and_one_inside_followed(
         assert "key" not in "".join(document.text for document in read_documents(path))
     assert "key.txt: it links out of" in caplog.text
     (folder / "a.txt").unlink()
-    with pytest.raises(UserError, match="holds no document"):
+    with pytest.raises(UserError, match="contains no document"):
         document_files(folder)
 
 

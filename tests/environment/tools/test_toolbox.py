@@ -134,7 +134,7 @@ def test_native_calls_need_a_tokenizer_that_knows_tools():
 
 
 def test_demonstrations_need_the_search_they_write():
-    with pytest.raises(UserError, match="demonstrations of a warm start search"):
+    with pytest.raises(UserError, match="demonstrations of a warm start use search"):
         player(f"{OWN}:add", prompt="brief").write_search("Rome")
 
 
