@@ -114,7 +114,7 @@ def test_the_same_ids_with_other_texts_are_refused() -> None:
 def test_runs_without_a_common_arm_are_refused() -> None:
     first, second = pair()
     gold = replace(second, scores={"gold": second.scores["normal"]})
-    with pytest.raises(UserError, match="before has the arms normal, after gold"):
+    with pytest.raises(UserError, match="before has the arms normal, after has gold"):
         compare(first, gold, NAMES)
 
 
