@@ -62,10 +62,7 @@ CHOSEN = (
 RESULTS_STAY = CHOSEN[:3]
 """Those that change results only by rounding: they shrink even if the recipe sets them."""
 CAUTIOUS_SHARES = (0.5, 0.7)
-"""The shares of a machine's free memory to plan with, since other programs will need some.
-
-The second is for a run that does not fit into the first. Explicit settings and GPUs may use more.
-"""
+"""The shares of a machine's free memory to plan with: the second if the first is too little."""
 Phase = Literal["training", "supervised", "evaluation"]
 _SMALL_MODEL = 10_000_000
 """Below this many parameters, an operation is too short to be shared between cores."""

@@ -75,9 +75,8 @@ def cover_match(prediction: str, golden_answers: Sequence[str]) -> bool:
 
 
 def holds_answer(text: str, golden_answers: Sequence[str]) -> bool:
-    """Whether the text contains the words of a golden answer, both normalised.
-
-    Golden answers that normalise to nothing are in no text. Raises ``TypeError`` for a bare string.
+    """Whether the text contains the words of a golden answer, both normalised; raises
+    ``TypeError``.
     """
     normal = _as_read(text)
     answers = [golden for _, golden in _normalised(golden_answers) if golden]

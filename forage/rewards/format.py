@@ -46,9 +46,8 @@ def is_format_valid(turns: Sequence[Turn], protocol: ProtocolName = "tags") -> b
 
 
 def is_reasoning_broken(sampled: str) -> bool:
-    """Whether a turn's think block is left open, nested, closed twice, or contains another tag.
-
-    A turn without a think block breaks nothing, because prompts differ in what they ask for.
+    """Whether a think block is left open, nested, closed twice, or has another tag; no block is
+    fine.
     """
     is_thinking = False
     for tag in _ANY_TAG.findall(sampled):

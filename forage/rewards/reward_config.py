@@ -179,7 +179,6 @@ class RewardConfig(Frozen):
 
     @property
     def needs_judge(self) -> bool:
-        """Whether a judge's verdict enters the reward."""
         return self.weights.judge != 0 or (self.answer == "judge" and self.weights.table != 0)
 
     def needs(self, term: str) -> bool:
