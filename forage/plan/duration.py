@@ -31,13 +31,9 @@ DECODE_SHARE = 0.5
 LEARN_SHARE = 0.3
 """The speed of learning and of prefill, as a share of the GPU's peak."""
 GPU_BYTES_PER_S = 10e9
-"""By NCCL to separate GPUs; published: 3 GB/s (verl, 7B in 5.5 s) to 28 GB/s (TRL, 32B in 2.3
-s).
-"""
+"""NCCL to separate GPUs; published: 3 GB/s (verl, 7B in 5.5 s), 28 GB/s (TRL, 32B in 2.3 s)."""
 HOST_BYTES_PER_S = 0.25e9
-"""Through host memory or files: 1.98 GB in 7.2 and 8.2 s, two gloo ranks on two cores
-(scale.md).
-"""
+"""Host memory or files: 1.98 GB in 7.2 and 8.2 s, two ranks on two cores (scale.md)."""
 PUBLISHED_RATIOS = {"verl, 8 x H20": 0.36, "RLinf, 8 x H100": 1.22, "SkyRL, 8 x H100": 3.5}
 """Published step times of 3B models relative to our sampling and learning estimates.
 

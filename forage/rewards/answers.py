@@ -75,9 +75,7 @@ def cover_match(prediction: str, golden_answers: Sequence[str]) -> bool:
 
 
 def holds_answer(text: str, golden_answers: Sequence[str]) -> bool:
-    """Whether the text contains the words of a golden answer, both normalised; raises
-    ``TypeError``.
-    """
+    """Whether the text contains a golden answer's words, normalised; raises ``TypeError``."""
     normal = _as_read(text)
     answers = [golden for _, golden in _normalised(golden_answers) if golden]
     return any(golden in normal and _word_pattern(golden).search(normal) for golden in answers)
