@@ -92,7 +92,8 @@ def test_what_was_played_alone_is_learnt_as_if_it_had_been_learnt_at_once(tmp_pa
     recipe = write_recipe(tmp_path / "r.yaml", make_config(played, **changes))
     done = forage("train", recipe, "--rollout-only", "0:2")
     assert done.returncode == 0, done.stderr
-    assert "the groups of 2 steps; next: forage train" in " ".join(done.stderr.split())
+    finished = f"Finished 2 steps. Episodes: {played / 'episodes.jsonl'}. Next: forage train"
+    assert finished in " ".join(done.stderr.split())
     assert not (played / "checkpoints").exists()
     of_step_0 = [row for row in episodes_of(run) if row["step"] == 0]
     for row in of_step_0:  # played alone, nothing was weighed
@@ -124,9 +125,9 @@ def test_a_run_may_not_learn_from_the_file_that_it_writes(tmp_path: Path, resume
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rollout-only", "3:3"], "the end is not above the first"),
+        (["--rollout-only", "3:3"], "the end must be above the first"),
         (["--rollout-only", "a"], "write FIRST:END"),
-        (["--rollout-only", "3:9"], "step 8 is asked for, and trainer.num_steps is 4"),
+        (["--rollout-only", "3:9"], "includes step 8, but trainer.num_steps is 4"),
         (["--rollout-only", "1", "--resume"], "has no checkpoint to resume"),
         (["--rollout-only", "1", "--replay", "x"], "not allowed with"),
     ],

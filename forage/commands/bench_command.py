@@ -1,7 +1,7 @@
-"""``forage bench``: how fast a search server answers while many episodes search at the same time.
+"""``forage bench``: measures how fast a search server answers many simultaneous clients.
 
-Closed loop, as a rollout is: each client asks one query a request, waits for the reply and asks the
-next. Any server that speaks ``POST /retrieve`` will do, not only ours.
+Closed loop, like a rollout: each client sends one query per request, waits for the reply and sends
+the next. It works with any server that answers ``POST /retrieve``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_SHOWN = 120
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """Whom to ask, what, and how hard: the arguments of ``forage bench``."""
+    """The arguments of ``forage bench``: the server, the queries and the load."""
 
     url: str
     questions: Path
@@ -48,7 +48,7 @@ class BenchSettings:
 
 @dataclass(slots=True)
 class Outcome:
-    """Seconds of each request that succeeded, and how often each failure occurred."""
+    """Seconds of each successful request, and the number of times each failure occurred."""
 
     num_queries: int
     seconds: list[float] = field(default_factory=list)
@@ -66,18 +66,18 @@ class Outcome:
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    text = "address of a server that speaks POST /retrieve, for example http://127.0.0.1:8000"
+    text = "address of a server that answers POST /retrieve, for example http://127.0.0.1:8000"
     add("url", metavar="URL", help=text)
-    text = "file of questions; their texts are the queries"
+    text = "file of questions, whose texts are the queries"
     add("--questions", type=Path, required=True, help=text)
-    text = "clients that ask at the same time"
+    text = "number of simultaneous clients"
     add("--clients", type=positive, default=256, dest="num_clients", help=text)
-    text = "requests of all clients together, one query each"
+    text = "total number of requests, one query each"
     add("--requests", type=positive, default=10_000, dest="num_requests", help=text)
-    add("--topk", type=positive, default=3, help="passages to ask for with each query")
-    text = "seconds after which a request has failed"
+    add("--topk", type=positive, default=3, help="passages to request per query")
+    text = "seconds after which a request counts as failed"
     add("--timeout", type=seconds, default=30.0, dest="timeout_s", help=text)
-    text = "file that holds the server's bearer token (default: the token in FORAGE_TOKEN, if set)"
+    text = "file with the server's bearer token (default: the token in FORAGE_TOKEN, if set)"
     add("--token-file", type=Path, help=text)
     add("--out", type=Path, metavar="FILE.json", help="file to write the figures to")
 
@@ -87,9 +87,9 @@ def run(args: Namespace) -> int:
 
 
 def run_bench(settings: BenchSettings) -> bool:
-    """Ask, print a table, write ``out``; returns whether all succeeded. Raises ``UserError``."""
+    """Runs the load, prints a table, writes ``out``; returns whether all requests succeeded."""
     if not _is_address(settings.url):
-        raise UserError(f"{settings.url!r} is no address; http://127.0.0.1:8000 would be one")
+        raise UserError(f"{settings.url!r} is not an address such as http://127.0.0.1:8000")
     queries = [question.text for question in read_questions(settings.questions)]
     token = read_token(settings.token_file, None)
     headers = {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
@@ -112,7 +112,7 @@ def _is_address(text: str) -> bool:
 
 
 def _check_writable(out: Path) -> None:
-    """Checked before the load, so that no figures are lost after it."""
+    """Checks ``out`` before the load, so that no figures are lost after it."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.open("a").close()
@@ -130,8 +130,8 @@ async def _ask_all(
         for number in range(settings.num_requests)
     )
     timeout = aiohttp.ClientTimeout(settings.timeout_s)
-    # A session of its own: a server that has no reply to the probe may hang up behind its error,
-    # and the first request of the load would be sent into that connection.
+    # A separate session: a server without a reply to the probe may close the connection after its
+    # error, and the first request of the load would be sent into that connection.
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         await _check_address(session, url)
     connector = aiohttp.TCPConnector(limit=settings.num_clients)
@@ -146,11 +146,11 @@ async def _ask_all(
 
 
 async def _check_address(session: aiohttp.ClientSession, url: str) -> None:
-    """Send a request without queries, so that a missing server is one error instead of 10,000."""
+    """Sends a request without queries, so that a missing server is one error instead of 10,000."""
     try:
         async with session.post(f"{url}/retrieve", json={"queries": []}) as reply:
             if reply.status in (401, 403):
-                raise UserError(f"{url} wants a token (status {reply.status}); see --token-file")
+                raise UserError(f"{url} requires a token (status {reply.status}): --token-file")
     except (aiohttp.ClientError, TimeoutError) as error:
         raise UserError(
             f"nothing answers at {url} ({error or type(error).__name__}); start a server there: "
@@ -165,7 +165,7 @@ async def _ask(
     outcome: Outcome,
     bar: Bar,
 ) -> None:
-    """One client, which sends requests one after another until none are left."""
+    """Runs one client, which sends requests one after another until none are left."""
     for body in bodies:
         started = time.perf_counter()
         try:
@@ -189,11 +189,11 @@ def _failure(status: int, text: bytes) -> str | None:
         result = json.loads(text)["result"]
     except (ValueError, KeyError, TypeError):
         return "not the format of /retrieve"
-    return None if isinstance(result, list) and len(result) == 1 else "not one result a query"
+    return None if isinstance(result, list) and len(result) == 1 else "not one result per query"
 
 
 def _show(settings: BenchSettings, outcome: Outcome, console: Console) -> None:
-    table = Table(title=f"{settings.url}, {settings.num_clients} clients, one query a request")
+    table = Table(title=f"{settings.url}, {settings.num_clients} clients, one query per request")
     for name in ("answered", "failed", "queries/s", "p50", "p90", "p99", "longest"):
         table.add_column(name, justify="right")
     times = [f"{1000 * outcome.within_s(s):.1f} ms" if outcome.seconds else "" for s in SHARES]
@@ -205,12 +205,12 @@ def _show(settings: BenchSettings, outcome: Outcome, console: Console) -> None:
         console.print(f"{count:,} x {failure}", highlight=False)
     if outcome.num_queries < settings.num_requests:
         console.print(
-            f"{outcome.num_queries:,} different queries: the server may have answered the "
-            "repeated ones from a cache",
+            f"{outcome.num_queries:,} different queries: the server may have answered repeated "
+            "ones from a cache",
             highlight=False,
         )
     if settings.out is not None:
-        console.print(f"written: {settings.out}", highlight=False, soft_wrap=True)
+        console.print(f"Wrote {settings.out}", highlight=False, soft_wrap=True)
 
 
 def _to_json(settings: BenchSettings, outcome: Outcome) -> dict[str, object]:

@@ -1,10 +1,10 @@
 """The command line: finds the command, reads its arguments, runs it, turns errors into exit codes.
 
 ``COMMANDS`` lists all commands. Each is a module of this folder with ``add_arguments(parser)`` and
-``run(args)``, which returns the exit code; a command of several kinds (``forage data world``) gives
-each kind its own ``run`` instead, with ``arguments.add_kind``. Only the chosen command's module is
-imported, so that ``forage --help`` answers at once and no command slows another. Exit codes: 0
-done, 1 a bug (with its traceback) or a failed ``doctor``, 2 an error of the user's, 130 Ctrl-C.
+``run(args)``, which returns the exit code; a command with several kinds (``forage data world``)
+gives each kind a separate ``run`` with ``arguments.add_kind``. Only the chosen command's module is
+imported, so that ``forage --help`` answers at once. Exit codes: 0 done, 1 a bug (with its
+traceback) or a failed ``doctor``, 2 an error that the user can fix, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from forage.errors import UserError, did_you_mean
 from forage.hardware import quiet_openmp
 
 COMMANDS = {
-    "demo": "run everything on this machine: from random weights to a model that searches",
-    "real": "a real language model learns to search real text: index, learn, evaluate, report",
-    "new": "make a small model with random weights, and its tokenizer",
-    "sft": "teach a model by example: recorded episodes or demonstrations",
+    "demo": "train a small model to search on this machine, in minutes",
+    "real": "train a real language model to search real text: index, train, evaluate, report",
+    "new": "create a small model with random weights, and its tokenizer",
+    "sft": "train a model on examples: recorded episodes or demonstrations",
     "train": "train a model on a recipe by reinforcement learning",
     "recipes": "list the recipes that ship with Forage, or copy them",
     "settings": "print every key of a recipe with its type, default and meaning",
-    "convert-config": "make a recipe of the settings of veRL, Search-R1, slime, RLinf or TRL",
+    "convert-config": "convert settings of veRL, Search-R1, slime, RLinf or TRL to a recipe",
     "eval": "evaluate a model on a recipe's questions, in arms",
     "compare": "compare two evaluations, question by question",
-    "rescore": "score logged episodes as published systems do",
+    "rescore": "score logged episodes with the rules of published systems",
     "play": "ask a model questions, and watch it think, search and answer",
-    "index": "build a search index over a corpus",
-    "serve": "answer POST /retrieve over HTTP",
-    "mcp": "offer an index to other agents, as tools of the Model Context Protocol",
+    "index": "build a search index from a corpus",
+    "serve": "answer searches over HTTP (POST /retrieve)",
+    "mcp": "offer an index to other agents, over the Model Context Protocol",
     "shards": "spread an index over several machines",
     "bench": "measure a search server under load",
-    "data": "write questions and a corpus",
-    "view": "show a run's records as read-only web pages",
-    "export": "write a checkpoint for Hugging Face",
-    "import-gguf": "make a Hugging Face directory of a GGUF file",
+    "data": "generate, download, convert and select questions and corpora",
+    "view": "show runs and evaluations as read-only web pages",
+    "export": "write a checkpoint as a Hugging Face directory",
+    "import-gguf": "convert a GGUF file to a Hugging Face directory",
     "doctor": "check this machine, and say what to install",
 }
-"""Each command's name and its line of help; ``forage NAME`` is the module ``NAME_command``."""
+"""Each command's name and its help line; ``forage NAME`` is the module ``NAME_command``."""
 EXAMPLES = {
     "demo": "forage demo --seed 1 --out runs/demo",
     "real": "forage real --minutes 20 --out runs/real",
@@ -76,21 +76,21 @@ EXAMPLES = {
     "import-gguf": "forage import-gguf model.gguf --out models/imported",
     "doctor": "forage doctor --server http://127.0.0.1:8000",
 }
-"""An example of each command, which stands at the end of its help."""
+"""An example of each command, printed at the end of its help."""
 
 _SIGPIPE = 128 + 13
-"""The code of a program that this signal ended: ``forage ... | head`` is no bug."""
+"""Exit code of a program that SIGPIPE ended: ``forage ... | head`` is not a bug."""
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
-_PLACE_IS_WRONG = (
+_PATH_IS_UNUSABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
     *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code; a bug's exception passes through."""
+    """Runs one command and returns the exit code; the exception of a bug passes through."""
     quiet_openmp()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # no arrow of a table ends a command in Latin-1
+    if isinstance(sys.stdout, io.TextIOWrapper):  # so that no arrow of a table fails in Latin-1
         sys.stdout.reconfigure(errors="backslashreplace")
     argv = sys.argv[1:] if argv is None else list(argv)
     if "_ARGCOMPLETE" in os.environ:
@@ -120,28 +120,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _SIGPIPE
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # rich has caught it, and says 1
+        if isinstance(ended.__context__, BrokenPipeError):  # rich catches it and exits with 1
             return _SIGPIPE
         raise
     except OSError as error:
-        if error.errno in _PLACE_IS_WRONG and error.filename is not None:
-            text = f"cannot use {error.filename}: {error.strerror}; name another place"
+        if error.errno in _PATH_IS_UNUSABLE and error.filename is not None:
+            text = f"cannot use {error.filename}: {error.strerror}; choose another path"
             sys.stderr.write(f"forage: {text}\n")
             return 2
         if error.errno not in _DISK_IS_FULL:
             raise
         where = "" if error.filename is None else f" ({error.filename})"
         sys.stderr.write(
-            f"forage: {error.strerror}{where}; free some space, or write elsewhere. What was "
-            "finished before is kept: `forage train --resume` goes on from the last checkpoint\n"
+            f"forage: {error.strerror}{where}; free some space, or write to another disk. Finished "
+            "work is kept: `forage train --resume` continues from the last checkpoint\n"
         )
         return 2
 
 
 def _complete(line: str) -> None:
-    """Print what may follow in a shell's ``line``, and exit (README, "Install it as a package").
+    """Prints the completions of a shell's ``line`` and exits.
 
-    Registered in the shell with ``eval "$(register-python-argcomplete forage)"``.
+    A shell registers it with ``eval "$(register-python-argcomplete forage)"``.
     """
     import argcomplete
 
@@ -150,7 +150,7 @@ def _complete(line: str) -> None:
 
 
 def _set_up_logging(verbosity: int) -> None:
-    """Send logs to stderr: Forage's at INFO (1: DEBUG, -1: WARNING), those of others at WARNING."""
+    """Sends logs to stderr: Forage's from INFO (1: DEBUG, -1: WARNING), others' from WARNING."""
     handler = _log_handler(shows_path=verbosity > 0)
     root = logging.getLogger()
     root.handlers = [handler]
@@ -162,7 +162,7 @@ def _set_up_logging(verbosity: int) -> None:
 
 
 def _log_handler(shows_path: bool) -> logging.Handler:
-    """In a terminal, columns that fit it; in a file or a pipe, a line a message, however long."""
+    """Formats messages in columns in a terminal, and as one line each in a file or a pipe."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.logging import RichHandler
@@ -177,7 +177,7 @@ def _log_handler(shows_path: bool) -> logging.Handler:
 
 
 def _is_stdout_closed() -> bool:
-    """Whether nobody reads our output any more; if so, what is still buffered is dropped."""
+    """Whether the reader has closed our output; if so, drops what is still buffered."""
     poll = select.poll()
     poll.register(sys.stdout, 0)  # errors are always reported
     if not any(events & select.POLLERR for _, events in poll.poll(0)):
@@ -187,7 +187,7 @@ def _is_stdout_closed() -> bool:
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Help that gives each option's default, unless its text does so in words, and short values."""
+    """Adds each option's default to its help unless the text has it, and shortens values."""
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         short = {positive: "N", count: "N", not_negative: "N", seconds: "S", Path: "FILE"}
@@ -204,7 +204,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are ``UserError``: one message instead of a page of usage.
 
-    The parsers of commands and of their kinds are of this class too.
+    The parsers of commands and of their kinds also have this class.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -215,7 +215,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    """The arguments, ``run`` among them; raises ``UserError`` that names the nearest valid one."""
+    """Parses the arguments, including ``run``; errors name the nearest valid argument."""
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]
     command = next((word for word in argv if not word.startswith("-")), None)
@@ -252,7 +252,7 @@ def _add_verbosity(parser: argparse.ArgumentParser, default: int | str) -> None:
 
 
 def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """A parser that lists all commands and reads the arguments of the chosen one."""
+    """Builds a parser that lists all commands and reads the arguments of the chosen one."""
     parser = _Parser(
         prog="forage",
         description="Trains language models to reason and search, by reinforcement learning.",
@@ -264,7 +264,7 @@ def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
         sub = subparsers.add_parser(name, help=summary, description=summary)
         if name != chosen:
             continue
-        # Without a default here, a count that stands before the command is kept.
+        # Without a default here, a count given before the command is kept.
         _add_verbosity(sub, argparse.SUPPRESS)
         module = import_module(f"forage.commands.{name.replace('-', '_')}_command")
         sub.set_defaults(run=vars(module).get("run"), usage=sub.format_usage)

@@ -1,4 +1,4 @@
-"""``forage compare``: two files of figures, paired by question, on the terminal and as a file."""
+"""``forage compare``: pairs two evaluations by question, and prints and writes the comparison."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from forage.viewer.evaluation_pages import write_comparison_page
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    text = "figures that `forage eval` wrote"
+    text = "figures written by `forage eval`"
     parser.add_argument("first", type=Path, metavar="A.json", help=text)
-    text = "figures of another evaluation on the same questions"
+    text = "figures of another evaluation of the same questions"
     parser.add_argument("second", type=Path, metavar="B.json", help=text)
-    text = "file to write the comparison to: a page, Markdown or JSON, by its ending"
+    text = "file to write the comparison to: a page, Markdown or JSON, by its suffix"
     parser.add_argument("--out", type=Path, metavar="FILE.html|.md|.json", help=text)
 
 
@@ -39,9 +39,9 @@ def run(args: Namespace) -> int:
 
 
 def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
-    """Print the tables and write ``out`` in the format of its ending; raises ``UserError``."""
+    """Prints the tables and writes ``out`` in the format of its suffix; raises ``UserError``."""
     if out is not None and out.suffix not in (".html", ".md", ".json"):
-        raise UserError(f"--out is {out}; let it end in .html, .md or .json")
+        raise UserError(f"--out is {out}, but must end in .html, .md or .json")
     names = _short_names(first, second)
     comparison = compare(read_result(first), read_result(second), names)
     if out is not None:  # before the tables, because stdout may be closed
@@ -58,7 +58,7 @@ def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
     if settings is not None:
         console.print(to_rich(settings))
     if out is not None:
-        console.print(f"written: {out}", highlight=False, soft_wrap=True)
+        console.print(f"Wrote {out}", highlight=False, soft_wrap=True)
     return comparison
 
 
@@ -73,7 +73,7 @@ def _write(out: Path, comparison: Comparison) -> None:
 
 
 def _short_names(first: Path, second: Path) -> tuple[str, str]:
-    """Names that tell the two files apart: the file name, with as many folders as needed."""
+    """Names that distinguish the two files: the file name, with as many folders as needed."""
     one, other = first.with_suffix("").parts, second.with_suffix("").parts
     for length in range(1, max(len(one), len(other)) + 1):
         names = "/".join(one[-length:]), "/".join(other[-length:])

@@ -1,4 +1,4 @@
-"""``forage convert-config``: another trainer's script or settings as a recipe."""
+"""``forage convert-config``: converts another trainer's script or settings to a recipe."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     text = "a shell script, a YAML file or, for TRL, a Python script; it is never run"
     add("file", nargs="?", type=Path, metavar="FILE", help=text)
-    add("--out", type=Path, metavar="RECIPE", help="file to write; by default it is printed")
-    text = "the trainer that the file belongs to; by default its keys decide (verl: also Search-R1)"
+    add("--out", type=Path, metavar="RECIPE", help="file to write (default: print the recipe)")
+    text = "trainer that the file belongs to (default: recognised by keys; verl includes Search-R1)"
     add("--trainer", choices=sorted(TRAINERS), help=text)
     add("--table", choices=sorted(TRAINERS), help="print the table of a trainer's keys instead")
 
@@ -46,36 +46,36 @@ def run(args: Namespace) -> int:
         sys.stdout.write(table(TRAINERS[args.table]))
         return 0
     if args.file is None:
-        raise UserError("name the file to convert, or a table with --table")
+        raise UserError("name the file to convert, or a trainer with --table")
     recipe = convert(args.file, args.trainer)
     if args.out is None:
         sys.stdout.write(recipe)
         return 0
     if args.out.exists():
-        raise UserError(f"{args.out} exists already; name another file in --out")
+        raise UserError(f"{args.out} already exists; choose another file with --out")
     write_whole_text(args.out, recipe)
     sys.stdout.write(
-        f"Wrote {args.out}. Read the comments at its top, then check what it needs:\n\n"
+        f"Wrote {args.out}. Read the comments at its top, then check what it requires:\n\n"
         f"    forage train {args.out} --dry-run\n"
     )
     return 0
 
 
 def convert(path: Path, named: str | None = None) -> str:
-    """The recipe as YAML under comments on keys that it does not show; raises ``UserError``."""
+    """The recipe as YAML, after comments on keys that it does not show; raises ``UserError``."""
     file = ForeignFile(path)
     trainers = [TRAINERS[named]] if named else _recognised(file)
     if len(trainers) != 1:
         known = ", ".join(trainer.name for trainer in TRAINERS.values())
         raise UserError(
-            f"{path} has no keys that tell whose it is (known: {known}); name one with --trainer"
+            f"{path} has no keys that identify its trainer (known: {known}); set --trainer"
             + "".join(f"\n  {note}" for note in file.notes)
         )
     (trainer,) = trainers
     translated = translate(trainer, file.values, _num_questions(file, trainer))
     if translated.refused:
         raise UserError(
-            f"{path} asks for what Forage cannot do; change it in a copy:\n  "
+            f"{path} requests what Forage cannot do; change it in a copy:\n  "
             + "\n  ".join(translated.refused)
         )
     recipe = translated.recipe
@@ -84,11 +84,11 @@ def convert(path: Path, named: str | None = None) -> str:
     unset = [f"{name}: set it" for name, value in recipe.items() if str(value).startswith(UNSET)]
     build_config(_without_unset_numbers(translated), source=f"the recipe that {path} becomes")
     sections = {
-        "Not in the file, and needed": unset,
+        "Required, but not in the file": unset,
         "Read as": translated.read_as,
-        "Without a place or an effect in a recipe": translated.left_out,
-        "Not known, and left out; check whether they matter": translated.unknown,
-        "The files themselves": file.notes,
+        "No key or no effect in a recipe": translated.left_out,
+        "Unknown and left out; check whether they matter": translated.unknown,
+        "The files": file.notes,
     }
     return _comments(f"From {path.name} ({trainer.name}) by forage convert-config.", sections) + (
         yaml.safe_dump(translated.tree(), sort_keys=False)
@@ -100,20 +100,20 @@ def _recognised(file: ForeignFile) -> list[ForeignTrainer]:
 
 
 def _num_questions(file: ForeignFile, trainer: ForeignTrainer) -> int | None:
-    """Training questions: rows of the file if it is here, or of the published set of that name."""
+    """The number of training questions: from the file if it is here, or the published set."""
     names = file.values.get(trainer.train_files)
     name = str(names[0] if isinstance(names, list) and names else names or "")
     if (path := file.find(name)) is not None:
-        with suppress(UserError):  # of a form that forage train will refuse
+        with suppress(UserError):  # a form that forage train will refuse
             return sum(1 for _ in read_rows(path))
     sizes = [size for part, size in PUBLISHED.items() if part in name.lower()]
     if sizes:
-        file.notes.append(f"{name} is not here: counted as the published set, {sizes[0]} questions")
+        file.notes.append(f"{name} is not here; used the published set's {sizes[0]} questions")
     return sizes[0] if sizes else None
 
 
 def _without_unset_numbers(translated: Translated) -> dict[str, Any]:
-    """The tree with our defaults for numbers that the user has to set, to check the rest."""
+    """The tree with defaults for numbers that the user must set, to check the rest."""
     known = {n: v for n, v in translated.recipe.items() if v != f"{UNSET}{n}" or "steps" not in n}
     return Translated(known).tree()
 

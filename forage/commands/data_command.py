@@ -1,7 +1,7 @@
-"""``forage data``: generated worlds, published sets, other forms of files, chosen episodes.
+"""``forage data``: generates, downloads, converts and selects questions, corpora and episodes.
 
-Each kind passes its arguments on to a module of ``data/``. Imports stand inside the functions, so
-that one kind does not wait for the packages of another.
+Each kind passes its arguments to a module of ``data/``. Imports are inside the functions, so that
+one kind does not load the packages of another.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ LOG = logging.getLogger(__name__)
 
 def add_arguments(parser: ArgumentParser) -> None:
     kinds = add_kinds(parser)
-    _add_world(add_kind(kinds, "world", "a generated encyclopedia and its questions", _world))
-    squad = add_kind(kinds, "squad", "a file of SQuAD v1.1 as corpus and questions", _squad)
-    squad.add_argument("file", type=Path, metavar="FILE", help="a file of SQuAD v1.1 JSON")
+    _add_world(add_kind(kinds, "world", "generate an encyclopedia and its questions", _world))
+    text = "convert a SQuAD v1.1 file to a corpus and questions"
+    squad = add_kind(kinds, "squad", text, _squad)
+    squad.add_argument("file", type=Path, metavar="FILE", help="a SQuAD v1.1 JSON file")
     _add_directory(squad)
-    _add_prepare(add_kind(kinds, "prepare", "published question sets, downloaded", _prepare))
-    _add_convert(add_kind(kinds, "convert", "question files of any known form", _convert))
-    _add_select(add_kind(kinds, "select", "the best of recorded episodes", _select))
-    _add_corpus(add_kind(kinds, "corpus", "a published corpus, downloaded", _corpus))
+    _add_prepare(add_kind(kinds, "prepare", "download published question sets", _prepare))
+    _add_convert(add_kind(kinds, "convert", "convert question files of any known form", _convert))
+    _add_select(add_kind(kinds, "select", "select the best recorded episodes", _select))
+    _add_corpus(add_kind(kinds, "corpus", "download a published corpus", _corpus))
 
 
 def _add_world(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--size", type=positive, required=True, help="articles of the encyclopedia")
-    add("--seed", type=count, default=0, help="number that the world is drawn from")
-    text = "searches that every question takes (default: a mixture of 1, 2 and 3)"
+    add("--size", type=positive, required=True, help="number of articles in the encyclopedia")
+    add("--seed", type=count, default=0, help="seed of the world")
+    text = "searches that every question needs (default: a mixture of 1, 2 and 3)"
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--hops", type=int, choices=(1, 2, 3), help=text)
-    text = "the hard world, with these skills, or with no name all of them: four_hops, comparison, "
-    text += "distractors, unanswerable, numbers, paraphrase"
+    text = "generate the hard world with these skills, or all if none is named: four_hops, "
+    text += "comparison, distractors, unanswerable, numbers, paraphrase"
     how.add_argument("--hard", nargs="*", metavar="SKILL", help=text)
     _add_directory(parser)
 
@@ -46,17 +47,17 @@ def _add_prepare(parser: ArgumentParser) -> None:
     add = parser.add_argument
     text = "names of question sets, for example nq,hotpotqa; or seven, for the seven test sets"
     add("sets", metavar="NAMES", help=text)
-    add("--split", choices=["train", "test"], required=True, help="the part of each set to take")
-    text = "another id on the hub, or a directory that holds a copy (default: the set's own id)"
+    add("--split", choices=["train", "test"], required=True, help="the split of each set to use")
+    text = "another hub id, or a directory with a copy (default: the set's own id)"
     add("--source", metavar="ID_OR_DIR", help=text)
     _add_question_output(parser)
 
 
 def _add_convert(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", type=Path, nargs="+", metavar="FILE", help="files of questions")
-    add("--form", help="the form of the files, needed where they fit more than one")
-    add("--split", default="train", help="name of the split to write into Search-R1's rows")
+    add("files", type=Path, nargs="+", metavar="FILE", help="question files")
+    add("--form", help="the form of the files, required if they fit more than one")
+    add("--split", default="train", help="split name to write into Search-R1's rows")
     _add_question_output(parser)
 
 
@@ -64,26 +65,26 @@ def _add_select(parser: ArgumentParser) -> None:
     add = parser.add_argument
     text = "recorded episodes of runs or evaluations"
     add("files", type=Path, nargs="+", metavar="EPISODES.jsonl", help=text)
-    text = "file to write the chosen episodes to (default: they are only counted)"
+    text = "file to write the selected episodes to (default: only count them)"
     add("--out", type=Path, metavar="FILE.jsonl", help=text)
-    add("--min-reward", type=_reward, metavar="R", help="lowest reward that an episode may have")
+    add("--min-reward", type=_reward, metavar="R", help="minimum reward of an episode")
     text = "keep only the best episode of each question in each step"
     add("--best-of-group", action="store_true", help=text)
-    text = "highest number of episodes to keep for a question"
+    text = "maximum number of episodes to keep per question"
     add("--max-per-question", type=positive, help=text)
-    text = "keep episodes of the same tokens more than once"
+    text = "keep several episodes with the same tokens"
     add("--keep-duplicates", action="store_false", dest="deduplicate", help=text)
-    text = "arm of an evaluation whose episodes are taken; repeat for more (default normal)"
+    text = "arm of an evaluation whose episodes to use; may be repeated (default normal)"
     add("--arm", action="append", help=text)
 
 
 def _add_corpus(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    text = "a corpus by name (wiki-18, wiki-18-e5, ...), or the address of one (http://...)"
+    text = "a corpus by name (wiki-18, wiki-18-e5, ...) or by URL (http://...)"
     add("name", metavar="NAME_OR_URL", help=text)
     _add_directory(parser)
-    add("--sha256", metavar="HEX", help="SHA-256 that the file at the address must have")
-    add("--hub", metavar="URL", help="address of a mirror of the hub (default: the hub itself)")
+    add("--sha256", metavar="HEX", help="SHA-256 that the file at the URL must have")
+    add("--hub", metavar="URL", help="URL of a mirror of the hub (default: the hub itself)")
     add("--revision", help="branch, tag or commit on the hub (default main)")
 
 
@@ -101,14 +102,14 @@ def _add_question_output(parser: ArgumentParser) -> None:
 
 
 def _question_file(text: str) -> Path:
-    """A file to write questions to: its ending says in which form."""
+    """Reads the path of a file to write questions to; its suffix determines the form."""
     if Path(text).suffix not in (".jsonl", ".parquet"):
-        raise ArgumentTypeError(f"{text!r} must end in .jsonl or .parquet, which says the form")
+        raise ArgumentTypeError(f"{text!r} must end in .jsonl (Forage) or .parquet (Search-R1)")
     return Path(text)
 
 
 def _reward(text: str) -> float:
-    """A number: every episode would pass the bound ``nan``."""
+    """Reads a number that is not NaN: every episode would pass the bound NaN."""
     try:
         value = float(text)
     except ValueError:
@@ -124,15 +125,13 @@ def _world(args: Namespace) -> int:
 
     if args.hard is not None:
         if unknown := sorted(set(args.hard) - set(SKILLS)):
-            raise UserError(
-                f"--hard: there is no skill {unknown[0]}; there are {', '.join(SKILLS)}"
-            )
+            raise UserError(f"--hard: unknown skill {unknown[0]}; choose from {', '.join(SKILLS)}")
         skills = args.hard or SKILLS
         world = write_hard_world(args.out, size=args.size, seed=args.seed, skills=skills)
     else:
         world = write_world(args.out, size=args.size, seed=args.seed, num_hops=args.hops)
-    questions = f"{len(world.train)} questions to train on, {len(world.test)} to test with"
-    _say_written(args.out, f"{len(world.passages)} articles, {questions}")
+    questions = f"{len(world.train)} training questions and {len(world.test)} test questions"
+    _log_written(args.out, f"{len(world.passages)} articles, {questions}")
     return 0
 
 
@@ -144,13 +143,13 @@ def _squad(args: Namespace) -> int:
     passages, questions = squad_passages(args.file), read_questions(args.file)
     write_corpus(args.out / "corpus.jsonl", passages)
     write_questions(args.out / "questions.jsonl", questions)
-    _say_written(args.out, f"{len(passages)} passages, {len(questions)} questions")
+    _log_written(args.out, f"{len(passages)} passages, {len(questions)} questions")
     return 0
 
 
-def _say_written(out: Path, what: str) -> None:
+def _log_written(out: Path, what: str) -> None:
     next_command = f"forage index --corpus {out / 'corpus.jsonl'} --out {out / 'index'}"
-    LOG.info("%s: %s; next: %s", out, what, next_command)
+    LOG.info("Wrote %s: %s. Next: %s", out, what, next_command)
 
 
 def _prepare(args: Namespace) -> int:

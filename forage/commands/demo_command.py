@@ -1,7 +1,7 @@
-"""``forage demo``: everything from random weights to a model that searches, on this machine.
+"""``forage demo``: the whole pipeline on this machine, from random weights to a searching model.
 
-It runs what the other commands run: data world, index, serve, new, sft, eval, train, eval; and
-writes a report.
+It runs what the commands data world, index, serve, new, sft, eval, train and eval run, and writes a
+report.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ WORLD_SIZE = 40_000
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What ``forage demo`` was asked for; None stands for the value of ``demo.yaml``.
+    """The arguments of ``forage demo``; None means the value of ``demo.yaml``.
 
-    ``out`` None takes a free name under ``runs/``. ``from_scratch`` makes the warm start anew;
-    otherwise the one that ships with Forage is used. ``size`` counts articles of the world.
+    If ``out`` is None, it is a free name under ``runs/``. ``from_scratch`` trains the warm start;
+    otherwise the one that ships with Forage is used. ``size`` is the number of articles.
     """
 
     out: Path | None = None
@@ -55,21 +55,21 @@ class DemoSettings:
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    text = "directory to write to (default runs/demo, or the next free name beside it)"
+    text = "directory to write to (default runs/demo, or the next free name such as runs/demo-2)"
     add("--out", type=Path, metavar="DIR", help=text)
-    text = "number that the world, the model and the sampling are drawn from"
+    text = "seed of the world, the model and the sampling"
     add("--seed", type=count, default=0, help=text)
-    text = "steps of reinforcement learning (default: those of demo.yaml)"
+    text = "steps of reinforcement learning (default: from demo.yaml)"
     add("--steps", type=positive, help=text)
-    text = "port of the search service; 0 takes any free one"
+    text = "port of the search service; 0 picks a free one"
     add("--port", type=port, default=0, help=text)
-    text = "make the warm start anew from random weights, instead of taking the one that ships"
+    text = "train the warm start from random weights instead of using the one that ships"
     add("--from-scratch", action="store_true", help=text)
-    text = "optimizer steps of the warm start, with --from-scratch (default: those of demo.yaml)"
+    text = "optimizer steps of the warm start, with --from-scratch (default: from demo.yaml)"
     add("--warm-start-steps", type=positive, help=text)
-    text = "questions to evaluate in each arm (default: those of demo.yaml)"
+    text = "questions to evaluate in each arm (default: from demo.yaml)"
     add("--questions", type=positive, dest="num_questions", help=text)
-    text = "articles of the generated encyclopedia"
+    text = "number of articles in the generated encyclopedia"
     add("--size", type=positive, default=WORLD_SIZE, help=text)
 
 
@@ -79,7 +79,7 @@ def run(args: Namespace) -> int:
 
 
 def run_demo(settings: DemoSettings) -> None:
-    """Make a world, train on it, evaluate, report; always stops the search service at the end."""
+    """Makes a world, trains, evaluates, reports; always stops the search service at the end."""
     from forage.data.world.encyclopedia import write_world
     from forage.evaluation.report.figure_table import to_rich
     from forage.evaluation.report.tables import before_after_table, sampled_table
@@ -91,20 +91,20 @@ def run_demo(settings: DemoSettings) -> None:
     console = Console()
     if settings.warm_start_steps is not None and not settings.from_scratch:
         raise UserError("--warm-start-steps has no effect without --from-scratch")
-    bind_port("127.0.0.1", settings.port).close()  # a taken port is said before a world is made
+    bind_port("127.0.0.1", settings.port).close()  # reports a taken port before any work
     out = _choose_out(settings.out)
     signal.signal(signal.SIGTERM, interrupt)
-    console.print(f"[bold]Forage demo[/bold], seed {settings.seed}, into {out}")
+    console.print(f"[bold]Forage demo[/bold], seed {settings.seed}, in {out}")
     world = write_world(out / "world", settings.size, settings.seed)
     console.print(
-        f"an encyclopedia of {len(world.passages)} invented articles, {len(world.train)} training "
+        f"Generated an encyclopedia of {len(world.passages)} articles, {len(world.train)} training "
         f"questions and {len(world.test)} test questions about other entities"
     )
-    # The shipped warm start has learned from what this analyzer finds.
+    # The shipped warm start was trained on what this analyzer finds.
     corpus = out / "world" / "corpus.jsonl"
     build_index(corpus, out / "index", language="plain", show_progress=True)
     with ServerProcess(out / "index", settings.port, log_path=out / "server.log") as server:
-        console.print(f"search service at {server.url} (its log: {out / 'server.log'})")
+        console.print(f"Search service: {server.url} (log: {out / 'server.log'})")
         config = _config(out, settings, server.url)
         if settings.from_scratch:
             _make_warm_start(config, console)
@@ -137,19 +137,19 @@ def _make_warm_start(config: RunConfig, console: Console) -> None:
     num_parameters = make_model(
         world / "corpus.jsonl", world / "train.jsonl", random_model, shape, config.seed
     )
-    console.print(f"a Qwen2 of {num_parameters:,} random parameters")
+    console.print(f"Starting from a Qwen2 with {num_parameters:,} random parameters")
     run_sft(with_model(config, random_model), out / "models" / "warm")
 
 
 def _take_warm_start(config: RunConfig, console: Console) -> None:
-    """Copy the shipped model, which was made by ``--from-scratch`` with seed 0."""
+    """Copies the shipped model, which was made with ``--from-scratch`` and seed 0."""
     out = config.output_dir
     with resources.as_file(resources.files("forage") / "warm") as shipped:
         shutil.copytree(shipped / "model", out / "models" / "warm")
         shutil.copy(shipped / LOSSES_FILE, out / LOSSES_FILE)
     console.print(
-        "a Qwen2 that read and followed the protocol after a warm start from random weights, which "
-        "ships with Forage; --from-scratch makes it anew"
+        "Starting from a small Qwen2 that ships with Forage and already follows the protocol "
+        "(--from-scratch trains it here)"
     )
 
 
@@ -178,8 +178,8 @@ def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
 
 
 def _say_what_next(console: Console, out: Path, report: Path, recipe: Path, seconds: float) -> None:
-    console.print(f"\nreport: [bold]{report}[/bold]   ({seconds / 60:.1f} minutes in all)")
-    console.print("try next:")
+    console.print(f"\nReport: [bold]{report}[/bold]   ({seconds / 60:.1f} minutes in total)")
+    console.print("Next, try:")
     for command in (
         f"forage view {out}",
         f"forage serve {out / 'index'}",

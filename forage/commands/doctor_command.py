@@ -1,9 +1,9 @@
-"""``forage doctor``: whether the demo can run on this machine, and what to install if it cannot.
+"""``forage doctor``: checks whether the demo can run on this machine, and what to install if not.
 
-With recipes it says what each needs and the command that mends it (``recipe_doctor``), with
-``--server`` whether training can sample at a model server. It changes nothing. It reads what Forage
-requires from the package's own metadata, so that pyproject.toml holds the only list of
-requirements.
+Given recipes, it lists what each requires and the commands that fix what is missing
+(``recipe_doctor``); with ``--server``, it checks whether training can sample from a model server.
+It changes nothing. It reads Forage's requirements from the package's own metadata, so that
+pyproject.toml has the only list.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SERVE_PORT = 8000
 
 _MISSING = "missing"
 
-# Modules whose package has another name on the index (underscores count as hyphens).
+# Modules whose package has a different name on the index (underscores count as hyphens).
 _DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "Stemmer": "pystemmer",
@@ -43,13 +43,13 @@ _DISTRIBUTIONS = {
     "docx": "python-docx",
 }
 
-# What the retriever needs, and what learning needs besides.
+# The runtime (retrieval) and what training needs in addition.
 _OF_THE_DEMO = ("", "train")
 
-# For those who change Forage's own code, in a checkout.
+# For developers of Forage, in a checkout.
 _OF_A_CHECKOUT = ("docs", "dev")
 
-# Where packages of one extra are wanted for what another one brings: an index needs no training.
+# Commands for which a smaller extra also provides the package: an index needs no training.
 _INSTEAD = {
     "index": {"train": "dense", "web": "documents", "data": "documents"},
     "serve": {"train": "dense"},
@@ -57,26 +57,26 @@ _INSTEAD = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    text = "say what these recipes need, and what of it is missing (default: the demo)"
+    text = "list what these recipes require, and what of it is missing (default: check the demo)"
     parser.add_argument("configs", type=local_path, nargs="*", metavar="RECIPE", help=text)
-    text = "a line for each recipe that ships with Forage"
+    text = "print one line for each recipe that ships with Forage"
     parser.add_argument("--recipes", action="store_true", help=text)
     text = (
-        "look at a vLLM server that training shall sample with, for example "
-        "http://127.0.0.1:8000, and say what it lacks"
+        "check a vLLM server for training, for example http://127.0.0.1:8000, and list what it "
+        "lacks"
     )
     parser.add_argument("--server", type=_address, metavar="URL", help=text)
 
 
 def _address(text: str) -> str:
-    """That of a server, as ``placement.engine.urls`` takes it."""
+    """Reads the address of a server, as in ``placement.engine.urls``."""
     try:
         parts = urlsplit(text)
         is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # half of an IPv6 address, or a port beyond the last
+    except ValueError:  # half of an IPv6 address, or a port above the highest
         is_address = False
     if not is_address:
-        raise ArgumentTypeError(f"{text!r} is no address; http://127.0.0.1:8000 would be one")
+        raise ArgumentTypeError(f"{text!r} is not an address such as http://127.0.0.1:8000")
     return text
 
 
@@ -84,8 +84,8 @@ def run(args: Namespace) -> int:
     if args.server is not None:
         if args.configs or args.recipes:
             raise UserError(
-                "--server looks at a server alone: name it in the recipe's placement.engine.urls, "
-                "and `forage doctor RECIPE` compares the two"
+                "--server checks only a server: to compare it with a recipe, list it in the "
+                "recipe's placement.engine.urls and run `forage doctor RECIPE`"
             )
         return 0 if check_server(args.server) else 1
     if args.configs or args.recipes:
@@ -96,13 +96,13 @@ def run(args: Namespace) -> int:
 def check_recipes(
     configs: Sequence[Path], has_shipped: bool = False, console: Console | None = None
 ) -> bool:
-    """Print what recipes need, each in a table or all in one; returns whether nothing is missing.
+    """Prints what recipes require; returns whether nothing is missing.
 
-    ``has_shipped``: those that ship with Forage too, and one table for all.
+    ``has_shipped`` adds the recipes that ship with Forage, and prints one table for all.
     """
     console = console or Console()
     needed = [finding for extra in _OF_THE_DEMO for finding in lacking(extra)]
-    if needed:  # the plan is made with these
+    if needed:  # the plan needs these packages
         console.print(findings_table(needed, "each recipe"))
         return False
     from forage.commands.finding import overview
@@ -114,30 +114,30 @@ def check_recipes(
         checks = [doctor.check(config) for config in configs]
         for check in checks:
             console.print(findings_table(check.findings, check.name, has_remedies=False))
-            for remedy in check.remedies:  # whole lines, to be copied
+            for remedy in check.remedies:  # whole lines, for copying
                 console.print(f"  {remedy}", markup=False, highlight=False, soft_wrap=True)
         return all(check.is_ready for check in checks)
-    names = [name for name in recipes() if name != "cpu/small"]  # what the twins are based on
+    names = [name for name in recipes() if name != "cpu/small"]  # the base of the twins
     checks = [doctor.check(config) for config in (*configs, *map(Path, names))]
     console.print(overview(checks))
-    console.print("What is missing, and what mends it: [bold]forage doctor RECIPE[/bold]")
+    console.print("For what is missing and how to fix it: [bold]forage doctor RECIPE[/bold]")
     return all(check.is_ready for check in checks)
 
 
 def check_server(url: str, console: Console | None = None) -> bool:
-    """Print what a model server lacks for training; returns whether training can use it."""
+    """Prints what a model server lacks for training; returns whether training can use it."""
     from forage.rollout.engines.servers.vllm_probe import find_faults
 
     console = console or Console()
     faults = asyncio.run(find_faults(url, has_receiver=True, num_alternatives=None, sleeps=None))
     verdicts = {True: Verdict.FAILURE, False: Verdict.WARNING}
     findings = [Finding(url, each.what, verdicts[each.is_fatal], each.remedy) for each in faults]
-    console.print(findings_table(findings or [Finding(url, "a vLLM server as it should be")]))
+    console.print(findings_table(findings or [Finding(url, "a vLLM server ready for training")]))
     return not any(fault.is_fatal for fault in faults)
 
 
 def run_doctor(console: Console | None = None) -> bool:
-    """Print the report to stdout (or ``console``); returns whether the demo can run."""
+    """Prints the report to stdout (or ``console``); returns whether the demo can run."""
     console = console or Console()
     findings = [
         check_python(sys.version_info[:3]),
@@ -152,9 +152,9 @@ def run_doctor(console: Console | None = None) -> bool:
     can_run = all(finding.verdict is not Verdict.FAILURE for finding in findings)
     console.print(findings_table(findings))
     if can_run:
-        console.print("The demo can run here: [bold]forage demo[/bold]")
+        console.print("The demo can run on this machine: [bold]forage demo[/bold]")
     else:
-        console.print("The demo cannot run here yet; each failure above says what to do.")
+        console.print("The demo cannot run on this machine yet: fix the failures above.")
     return can_run
 
 
@@ -166,7 +166,7 @@ def check_python(version: tuple[int, int, int]) -> Finding:
 
 
 def check_torch() -> Finding:
-    """Version, device and threads of torch; imports it, because only that shows a broken build."""
+    """Reports torch's version, device and threads; only importing it reveals a broken build."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -176,7 +176,7 @@ def check_torch() -> Finding:
 
 
 def check_waiting(environment: dict[str, str]) -> Finding:
-    """How idle OpenMP threads wait: spinning makes small models slow on virtual machines."""
+    """Checks how idle OpenMP threads wait: spinning makes small models slow on virtual machines."""
     policy = environment.get("OMP_WAIT_POLICY", "not set")
     if policy.upper() == "PASSIVE":
         return Finding("OMP_WAIT_POLICY", policy)
@@ -185,7 +185,7 @@ def check_waiting(environment: dict[str, str]) -> Finding:
 
 def check_cores() -> Finding:
     if (count := num_cores()) < 2:
-        return Finding("cores", "1", Verdict.WARNING, "the demo takes twice as long or more")
+        return Finding("cores", "1", Verdict.WARNING, "the demo takes at least twice as long")
     return Finding("cores", str(count))
 
 
@@ -201,29 +201,29 @@ def check_disk(directory: Path) -> Finding:
     free_gb = shutil.disk_usage(directory).free / 1e9
     text = f"{free_gb:.1f} GB free in {directory}"
     if free_gb < DEMO_DISK_GB:
-        remedy = f"free {DEMO_DISK_GB:.0f} GB, or give --out another place"
+        remedy = f"free {DEMO_DISK_GB:.0f} GB, or choose another disk with --out"
         return Finding("disk", text, Verdict.FAILURE, remedy)
     return Finding("disk", text)
 
 
 def check_port(port: int) -> Finding:
-    """Whether the port that ``forage serve`` takes by default is free."""
+    """Whether the default port of ``forage serve`` is free."""
     try:
         bind_port("127.0.0.1", port).close()
     except UserError:
-        remedy = f"forage serve INDEX --port {port + 1}, or stop the program that listens there"
+        remedy = f"forage serve INDEX --port {port + 1}, or stop the program that uses the port"
         return Finding(f"port {port}", "taken", Verdict.WARNING, remedy)
     return Finding(f"port {port}", "free")
 
 
 def check_packages() -> list[Finding]:
-    """What the demo needs, a failure for each package that is missing or too old; then each extra.
+    """Lists the demo's packages that are missing or too old as failures, then each extra.
 
-    A package of an extra that is missing is a warning.
+    A missing package of an extra is a warning.
     """
     wanted = list(_requirements())
     if not wanted:
-        remedy = "pip install -e . in Forage's own directory"
+        remedy = "run pip install -e . in Forage's own directory"
         return [Finding("forage", "not installed as a package", Verdict.FAILURE, remedy)]
     findings: list[Finding] = []
     for extra, number in Counter(extra for extra, _ in wanted).items():
@@ -258,9 +258,9 @@ def lacking(extra: str) -> list[Finding]:
 
 
 def how_to_install(module: str, command: str = "") -> str | None:
-    """The command that installs ``module``, which ``forage COMMAND`` lacks.
+    """The command that installs ``module``, which ``forage COMMAND`` needs.
 
-    None if no requirement of Forage provides it.
+    Returns None if no requirement of Forage provides it.
     """
     name = _DISTRIBUTIONS.get(module, module).replace("_", "-").lower()
     for extra, requirement in _requirements():
@@ -270,7 +270,7 @@ def how_to_install(module: str, command: str = "") -> str | None:
 
 
 def _requirements() -> Iterator[tuple[str, Requirement]]:
-    """(extra, requirement) of each requirement on this platform; "" is the runtime itself."""
+    """Yields (extra, requirement) for each requirement on this platform; "" is the runtime."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
         extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
@@ -278,7 +278,7 @@ def _requirements() -> Iterator[tuple[str, Requirement]]:
         return
     for line in lines:
         requirement = Requirement(line)
-        if requirement.name == DISTRIBUTION:  # an extra that names other extras of ours
+        if requirement.name == DISTRIBUTION:  # an extra that includes other extras of Forage
             continue
         for extra in ("", *extras):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):

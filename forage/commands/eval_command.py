@@ -1,4 +1,4 @@
-"""``forage eval``: a model on a recipe's questions, under each arm of the recipe."""
+"""``forage eval``: evaluates a model on a recipe's questions, under each of its arms."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from forage.environment.remembered import as_trained
 def add_arguments(parser: ArgumentParser) -> None:
     add_config(parser)
     text = (
-        "file for the figures; the episodes (.jsonl), the tables (.md) and a page (.html) are "
-        "written beside it (default OUTPUT_DIR/evaluation/eval.json)"
+        "file for the figures; the episodes (.jsonl), tables (.md) and a page (.html) are written "
+        "next to it (default OUTPUT_DIR/evaluation/eval.json)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help=text)
-    text = "play every question again, also those that --out already holds"
+    text = "play every question again, including those already in --out"
     parser.add_argument("--fresh", action="store_true", help=text)
-    text = "play the questions again whose search or engine failed"
+    text = "replay the questions whose search or engine failed"
     parser.add_argument("--retry-failed", action="store_true", help=text)
 
 

@@ -19,9 +19,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write the model to")
     text = "optimizer step of the checkpoint to write (default: the newest checkpoint)"
     add("--step", type=count, help=text)
-    text = "write the LoRA adapters alone, not merged into the model"
+    text = "write only the LoRA adapters, not merged into the model"
     add("--adapter", action="store_true", help=text)
-    text = "write the weights in this type (default: as they are stored)"
+    text = "data type to write the weights in (default: as stored)"
     add("--dtype", choices=DTYPES, help=text)
     text = (
         "instead of RUN_DIR: a checkpoint of veRL, SkyRL, slime, RLinf or prime-rl; "
@@ -29,8 +29,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add("--from", type=Path, dest="source", metavar="DIR", help=text)
     text = (
-        "with --from: the model whose config and tokenizer go with the weights (default: those in "
-        "the checkpoint)"
+        "with --from: the model whose config and tokenizer to use (default: those in the "
+        "checkpoint)"
     )
     add("--base", metavar="MODEL", help=text)
     text = "upload the model to this repository of the Hugging Face Hub (new ones are private)"
@@ -39,11 +39,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     if (args.run_dir is None) == (args.source is None):
-        raise UserError("name either the output_dir of a run, or another's checkpoint with --from")
+        raise UserError("name a run's output_dir, or another trainer's checkpoint with --from")
     if args.source is not None and (args.step is not None or args.adapter):
-        raise UserError("--step and --adapter are for a run of Forage; --from names one checkpoint")
+        raise UserError("--step and --adapter need a Forage run; --from names a single checkpoint")
     if args.source is None and args.base is not None:
-        raise UserError("--base goes with --from; a run of Forage brings its config and tokenizer")
+        raise UserError("--base requires --from; a Forage run has its own config and tokenizer")
     from forage.commands.model_card import create_repository, push, write_card
     from forage.training.export import export_model, import_checkpoint
 
@@ -57,5 +57,5 @@ def run(args: Namespace) -> int:
         import_checkpoint(args.source, args.out, args.base, args.dtype)
         write_card(args.out, None, args.base)
     if args.push is not None:
-        LOG.info("uploaded to %s", push(args.out, args.push))
+        LOG.info("Uploaded to %s", push(args.out, args.push))
     return 0

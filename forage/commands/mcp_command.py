@@ -1,4 +1,4 @@
-"""``forage mcp``: an index, or a search server, as tools for any agent that speaks MCP."""
+"""``forage mcp``: offers an index, or a search server, as tools to any MCP client."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from forage.errors import UserError
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = (
-        "example: forage mcp runs/demo/index. An agent starts this command itself and speaks over "
-        "its standard input and output; with --port it is at http://127.0.0.1:PORT/mcp."
+        "example: forage mcp runs/demo/index. An agent starts this command and communicates over "
+        "its standard input and output; with --port, it serves http://127.0.0.1:PORT/mcp."
     )
     add = parser.add_argument
-    add("source", metavar="SOURCE", help="DIR of an index, or the address of a search server")
-    add("--topk", type=positive, default=3, help="passages of a search")
-    text = "serve over HTTP on this port of this machine; 0 takes any free one (default: stdio)"
+    add("source", metavar="SOURCE", help="directory of an index, or address of a search server")
+    add("--topk", type=positive, default=3, help="passages per search")
+    text = "serve over HTTP on this port of this machine; 0 picks a free one (default: stdio)"
     add("--port", type=port, help=text)
-    text = "file of the search server's bearer token (or FORAGE_TOKEN in the environment)"
+    text = "file with the search server's bearer token (or FORAGE_TOKEN in the environment)"
     add("--token-file", type=Path, help=text)
 
 
@@ -34,11 +34,11 @@ def run(args: Namespace) -> int:
     is_address = args.source.startswith(("http://", "https://"))
     if not is_address and re.match(r"[\w.+-]+://|[\w.-]+:\d+(/|$)", args.source):
         raise UserError(
-            f"{args.source!r} is neither the directory of an index nor an address: that of a "
-            "search server begins with http:// or https://"
+            f"{args.source!r} is neither the directory of an index nor the address of a search "
+            "server, which begins with http:// or https://"
         )
     if not is_address and args.token_file is not None:
-        raise UserError("--token-file has no effect: the server of an index is started here")
+        raise UserError("--token-file has no effect for an index, whose server is started here")
     with ExitStack() as stack:
         url = args.source
         if not is_address:

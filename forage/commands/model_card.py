@@ -24,9 +24,9 @@ _TAGS = ["forage", "reinforcement-learning", "search-agent"]
 
 
 def write_card(out: Path, config: dict[str, Any] | None, base: str | None) -> None:
-    """Write the card into ``out``; ``config`` is the run's, None for another trainer's checkpoint.
+    """Writes the card to ``out``; ``config`` is the run's, None for another trainer's checkpoint.
 
-    ``base`` is the model that training started from, if it is known.
+    ``base`` is the model that training started from, if known.
     """
     is_on_hub = base is not None and _HUB_ID.fullmatch(base) and not Path(base).exists()
     about: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
@@ -54,7 +54,7 @@ def write_card(out: Path, config: dict[str, Any] | None, base: str | None) -> No
 
 
 def _training(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and values of the settings that a reader compares models by, as far as they are set."""
+    """Names and values of the settings by which readers compare models, if they are set."""
     keys = ("algorithm.advantage", "algorithm.loss", "trainer.num_steps", "trainer.learning_rate")
     keys += ("trainer.questions_per_step", "trainer.group_size", "environment.dialect")
     keys += ("environment.max_turns", "search.topk", "reward.answer", "seed")
@@ -69,7 +69,7 @@ def _training(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def create_repository(repo_id: str) -> None:
-    """Create a private model repository, unless it exists; raises ``UserError``.
+    """Creates a private model repository, unless it exists; raises ``UserError``.
 
     Called before the export, so that a wrong name or a missing login costs nothing.
     """
@@ -83,12 +83,12 @@ def create_repository(repo_id: str) -> None:
 
 
 def push(out: Path, repo_id: str) -> str:
-    """Upload the exported directory; returns the address. Raises ``UserError``."""
+    """Uploads the exported directory; returns the address. Raises ``UserError``."""
     try:
         HfApi().upload_folder(repo_id=repo_id, folder_path=out)
     except (HfHubHTTPError, OSError) as error:
         raise UserError(
-            f"--push {repo_id}: {error}; the model is in {out}, and `hf upload {repo_id} {out}` "
-            "tries again"
+            f"--push {repo_id}: {error}; the model is in {out}: to retry, run "
+            f"`hf upload {repo_id} {out}`"
         ) from error
     return hf_hub_url(repo_id, "").partition("/resolve/")[0]

@@ -1,7 +1,7 @@
-"""``forage new``: a small model with random weights and a tokenizer trained on a corpus.
+"""``forage new``: creates a small model with random weights and a tokenizer for a corpus.
 
-For experiments that start from nothing, such as the demo. The result is an ordinary Hugging Face
-directory, which every other command takes as ``model.path``.
+For experiments that start from random weights, such as the demo. The result is an ordinary Hugging
+Face directory, which every other command accepts as ``model.path``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUERIES_PER_KEY = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Tokens of the vocabulary, width, depth, and tokens of the longest episode."""
+    """Vocabulary size, width, depth, and tokens of the longest episode."""
 
     vocabulary: int = 640
     hidden_size: int = 128
@@ -36,14 +36,14 @@ class ModelShape:
 def add_arguments(parser: ArgumentParser) -> None:
     add, shape = parser.add_argument, ModelShape()
     add("--corpus", type=Path, required=True, help="corpus to train the tokenizer on")
-    add("--questions", type=Path, help="questions to train the tokenizer on, beside the corpus")
+    add("--questions", type=Path, help="questions to train the tokenizer on too")
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write the model to")
-    add("--seed", type=count, default=0, help="number that the weights are drawn from")
+    add("--seed", type=count, default=0, help="seed of the weights")
     for option, value, text in (
-        ("--vocabulary", shape.vocabulary, "tokens of the vocabulary"),
+        ("--vocabulary", shape.vocabulary, "number of tokens in the vocabulary"),
         ("--hidden-size", shape.hidden_size, "width of the model; a multiple of 64"),
-        ("--layers", shape.num_layers, "layers of the model"),
-        ("--max-tokens", shape.max_tokens, "tokens of the longest episode"),
+        ("--layers", shape.num_layers, "number of layers"),
+        ("--max-tokens", shape.max_tokens, "maximum tokens of an episode"),
     ):
         add(option, type=positive, default=value, help=text)
 
@@ -51,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     shape = ModelShape(args.vocabulary, args.hidden_size, args.layers, args.max_tokens)
     num_parameters = make_model(args.corpus, args.questions, args.out, shape, args.seed)
-    text = "%s: a model of %d parameters with random weights, and its tokenizer; next: forage sft"
+    text = "Wrote %s: a model with %d random parameters, and its tokenizer. Next: forage sft"
     LOG.info(text + " RECIPE.yaml model.path=%s --out STARTED", args.out, num_parameters, args.out)
     return 0
 
@@ -59,7 +59,7 @@ def run(args: Namespace) -> int:
 def make_model(
     corpus: Path, questions: Path | None, out: Path, shape: ModelShape, seed: int
 ) -> int:
-    """Write the model to ``out`` and return its number of parameters; raises ``UserError``."""
+    """Writes the model to ``out`` and returns its number of parameters; raises ``UserError``."""
     if shape.hidden_size % (HEAD_DIM * QUERIES_PER_KEY):
         raise UserError(
             f"--hidden-size is {shape.hidden_size}; it must be a multiple of "
@@ -83,12 +83,12 @@ def make_model(
 
 
 def _texts(corpus: Path, questions: Path | None) -> Iterator[str]:
-    """The texts of corpus and questions, in the words of prompts and observations."""
+    """The texts of corpus and questions, with the words of prompts and observations."""
     number = -1
     for number, passage in enumerate(read_corpus(corpus)):
         yield f"Doc {1 + number % 3}(Title: {passage.title}) {passage.text}\n"
     if number < 0:
-        raise UserError(f"the corpus {corpus} holds no passage: there is nothing to learn words of")
+        raise UserError(f"the corpus {corpus} is empty: the tokenizer needs at least one passage")
     if questions is not None:
         for question in read_questions(questions):
             yield f"Question: {question.text}\n"

@@ -1,7 +1,7 @@
-"""The arguments of ``forage index`` for one's own text, and the corpus that is made of it.
+"""The arguments of ``forage index`` for documents and tables, and the corpus made from them.
 
-A corpus of JSON lines is indexed as it is. Documents and tables first become passages, in a file
-beside the index that goes when the index is built. What reads them is ``forage.data.documents``.
+A corpus of JSON lines is indexed unchanged. Documents and tables first become passages, in a file
+next to the index that is deleted once the index is built. ``forage.data.documents`` reads them.
 """
 
 from __future__ import annotations
@@ -25,37 +25,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OWN_TEXT = ("text_column", "title_column", "id_column", *("size", "overlap", "tokenizer"))
-"""The arguments that only documents and tables read."""
+"""The arguments that apply only to documents and tables."""
 
-# A passage of 100 words is Wikipedia's in the published corpora; one's own sections are longer.
+# Wikipedia's passages in the published corpora have 100 words; sections of documents are longer.
 _DEFAULT_SIZE = 200
 
 
 def add_own_text(parser: ArgumentParser) -> None:
-    """Which columns of a table are read, and how texts are cut into passages."""
+    """Adds the columns of a table to read, and how to split texts into passages."""
     group = parser.add_argument_group("documents and tables")
     add = group.add_argument
-    text = "columns of a table that are its text (default text)"
+    text = "columns of a table that contain the text (default text)"
     add("--text-column", nargs="+", metavar="NAME", help=text)
-    text = "column that is the title (default title, where there is one)"
+    text = "column with the title (default title, if present)"
     add("--title-column", metavar="NAME", help=text)
-    text = "column that is the id (default id, where there is one; else the file and the row)"
+    text = "column with the id (default id, if present; otherwise the file and the row)"
     add("--id-column", metavar="NAME", help=text)
-    text = f"words of a passage, or tokens with --tokenizer (default {_DEFAULT_SIZE})"
+    text = f"words per passage, or tokens with --tokenizer (default {_DEFAULT_SIZE})"
     add("--size", type=positive, help=text)
-    text = (
-        "words or tokens that a passage shares with the one before it (default a fifth of --size)"
-    )
+    text = "words or tokens shared with the previous passage (default a fifth of --size)"
     add("--overlap", type=count, help=text)
-    text = (
-        "a model's directory: count tokens of its tokenizer.json instead of words (default words)"
-    )
+    text = "model directory: count tokens of its tokenizer.json instead of words (default words)"
     add("--tokenizer", type=Path, metavar="DIR", help=text)
 
 
 @contextmanager
 def corpus_of(args: Namespace) -> Iterator[Path]:
-    """The corpus to index; passages of documents or of a table are there until the body ends."""
+    """The corpus to index; passages of documents or a table exist until the body ends."""
     path: Path = args.corpus
     columns = (args.text_column, args.title_column, args.id_column)
     if _is_corpus(path, has_columns=any(columns)):
@@ -63,7 +59,7 @@ def corpus_of(args: Namespace) -> Iterator[Path]:
             if getattr(args, name) is not None:
                 raise UserError(
                     f"--{name.replace('_', '-')} has no effect here: the lines of {path} are "
-                    "passages already; --text-column has them read as rows and cut"
+                    "already passages; add --text-column to read them as rows and split them"
                 )
         yield path
         return
@@ -83,7 +79,7 @@ def corpus_of(args: Namespace) -> Iterator[Path]:
 
 
 def _is_corpus(path: Path, has_columns: bool) -> bool:
-    """Whether ``path`` holds passages as JSON lines already (or is not there, or is a pipe)."""
+    """Whether ``path`` already contains passages as JSON lines (or is missing, or is a pipe)."""
     from forage.data.documents.document_formats import READERS
     from forage.data.documents.table_rows import is_table
 
@@ -102,29 +98,29 @@ def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
 
     columns = NamedColumns(tuple(args.text_column or ("text",)), args.title_column, args.id_column)
     if not path.exists():
-        raise UserError(f"cannot read the corpus {path}: there is no such file; check the path")
+        raise UserError(f"cannot read the corpus {path}: it does not exist; check the path")
     if is_table(path):
         return read_table(path, columns)
     tables = without_links_out(path, filter(is_table, path.glob("*"))) if path.is_dir() else []
     if not any((args.text_column, args.title_column, args.id_column)):
         for file in tables:
-            logger.warning("%s is a table and was left out: index it with --corpus %s", file, file)
+            logger.warning("skipped %s, a table: index it with --corpus %s", file, file)
         return read_documents(path)
     if not tables:
         raise UserError(
-            f"--text-column, --title-column and --id-column are for tables ({', '.join(TABLES)}); "
-            f"{path} holds none"
+            f"--text-column, --title-column and --id-column need a table ({', '.join(TABLES)}), "
+            f"but {path} contains none"
         )
     return chain.from_iterable(read_table(file, columns) for file in tables)
 
 
 def _unlike(documents: Iterator[OwnDocument]) -> Iterator[OwnDocument]:
-    """The documents; raises ``UserError`` where two rows have one id."""
+    """Yields the documents; raises ``UserError`` if two rows have the same id."""
     seen: set[str] = set()
     for document in documents:
         if document.id in seen:
             place = f"{document.fields['file']}, row {document.fields.get('row')}"
-            raise UserError(f"{place}: another row has the id {document.id!r}; ids must be unique")
+            raise UserError(f"{place}: another row has the id {document.id!r}; make ids unique")
         seen.add(document.id)
         yield document
 
@@ -138,7 +134,7 @@ def _window(args: Namespace) -> Window:
 
 
 def _place(out: Path | None) -> Path:
-    """A file beside the index, since a disk that holds the one may hold the other."""
+    """A file next to the index, whose disk probably has room for it too."""
     if out is None:
         with tempfile.NamedTemporaryFile(suffix=".jsonl", delete=False) as file:
             return Path(file.name)

@@ -1,7 +1,8 @@
-"""``forage play``: asks the policy, and shows what it thinks, searches and answers.
+"""``forage play``: asks the policy questions, and shows its thoughts, searches and answers.
 
-One question, a chat, the lines of a pipe, or with ``--web`` a page. In a terminal and in the
-browser an episode is shown while it is played; elsewhere as a whole, or with ``--json`` as a line.
+It plays one question, a chat, the lines of a pipe or, with ``--web``, a page. A terminal and a
+browser show an episode while it is played; otherwise it is printed at the end, or as JSON with
+``--json``.
 """
 
 from __future__ import annotations
@@ -35,29 +36,29 @@ _TAG = re.compile(rf"<(/?)({'|'.join(_STYLES)})>")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    text = "a recipe, the directory of a run (its newest checkpoint plays), or that of a model"
+    text = "a recipe, a run's directory (its newest checkpoint plays) or a model's directory"
     parser.add_argument("config", type=local_path, metavar="CONFIG", help=text)
-    text = "the question; without one they are asked for here, or are the lines of a pipe"
+    text = "the question; without one, you are prompted, or the lines of a pipe are played"
     parser.add_argument("question", nargs="?", metavar="QUESTION", help=text)
     add_overrides(parser)
-    text = "search this index, which is served meanwhile (default: what answers at search.url)"
+    text = "search this index, served while the command runs (default: the server at search.url)"
     parser.add_argument("--index", type=Path, metavar="DIR", help=text)
-    text = "write each episode as a line of JSON with its turns and their seconds"
+    text = "write each episode as a line of JSON with its turns and their durations"
     parser.add_argument("--json", action="store_true", help=text)
-    text = "ask in the browser: a page on this machine, where the two options below say"
+    text = "ask in the browser: serve a page on this machine at --host and --port"
     parser.add_argument("--web", action="store_true", help=text)
     add_address(parser, 8200)
 
 
 def run(args: Namespace) -> int:
-    question, overrides = _asked(args)
+    question, overrides = _question_and_overrides(args)
     if args.web:
         from forage.viewer.viewer_page import check_loopback
 
         check_loopback(args.host, args.port)
         if question is not None or args.json:
             raise UserError(
-                "with --web questions are typed in the browser: name none, and no --json"
+                "--web takes its questions in the browser: leave out the question and --json"
             )
     config = as_trained(_config(args.config, overrides))
     with _served(config, args.index) as config:
@@ -69,18 +70,18 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _asked(args: Namespace) -> tuple[str | None, list[str]]:
-    """The question, wherever among the settings and options it stands, and the settings."""
+def _question_and_overrides(args: Namespace) -> tuple[str | None, list[str]]:
+    """Separates the question from the settings, wherever it is among them."""
     words = [*([] if args.question is None else [args.question]), *args.overrides]
     overrides = [word for word in words if re.match(r"[a-z_]+(\.\w+)*=", word)]
     questions = [word for word in words if word not in overrides]
     if len(questions) > 1:
         raise UserError(
-            f"one question is played, and {questions[0]!r} and {questions[1]!r} are two: put a "
-            "question between quotes, and write a setting as key=value"
+            f"expected one question, but {questions[0]!r} and {questions[1]!r} are two: quote a "
+            "question, and write a setting as key=value"
         )
     if questions and not questions[0].strip():
-        raise UserError("the question is empty: leave it out to be asked for one here")
+        raise UserError("the question is empty: leave it out to be prompted for one")
     return next(iter(questions), None), overrides
 
 
@@ -92,8 +93,8 @@ def _config(path: Path, overrides: list[str]) -> RunConfig:
         return build_config({"model": {"path": str(path)}}, str(path), overrides)
     if not (path / "config.yaml").is_file():
         raise UserError(
-            f"{path} holds neither the config.yaml of a run nor the config.json of a model; name a "
-            "recipe, a run or a model"
+            f"{path} contains neither the config.yaml of a run nor the config.json of a model; "
+            "name a recipe, a run or a model"
         )
     from forage.training.checkpoints.checkpoint import latest_checkpoint
 
@@ -104,7 +105,7 @@ def _config(path: Path, overrides: list[str]) -> RunConfig:
 
 @contextmanager
 def _served(config: RunConfig, index: Path | None) -> Iterator[RunConfig]:
-    """``config`` with a server for ``index``, if there is one."""
+    """``config``, with a server for ``index`` if one is given."""
     if index is None:
         yield config
         return
@@ -126,30 +127,30 @@ async def _play_in_browser(config: RunConfig, listener: socket.socket) -> None:
 
 
 async def play(config: RunConfig, question: str | None, is_json: bool = False) -> None:
-    """Play the question, or those that are asked for, and show each episode."""
+    """Plays the question, or those that the user types or pipes, and shows each episode."""
     from forage.evaluation.interactive import open_asking
 
     console = Console()
-    telling = Telling(console) if console.is_terminal and not is_json else None
+    transcript = LiveTranscript(console) if console.is_terminal and not is_json else None
     async with open_asking(config) as ask:
         async for text in _questions(console, question):
-            episode = await ask(text, telling and telling.hear)
+            episode = await ask(text, transcript and transcript.show)
             if is_json:
                 sys.stdout.write(json.dumps(_row(episode)) + "\n")
                 sys.stdout.flush()
-            elif telling is not None:
-                telling.end(episode)
+            elif transcript is not None:
+                transcript.end(episode)
             else:
                 console.print(episode_panel(episode))
 
 
 async def _questions(console: Console, question: str | None) -> AsyncIterator[str]:
-    """The one question, or those that are typed or come through a pipe, until the end."""
+    """Yields the one question, or those typed or piped, until the end."""
     if question is not None:
         yield question
         return
     is_chat = sys.stdin.isatty()
-    # On a thread of its own: Ctrl-C must find the event loop at work.
+    # On a separate thread, so that Ctrl-C finds the event loop running.
     read = run_beside(lambda prompt: _read_line(console, prompt if is_chat else None))
     while line := await read("[bold]question>[/bold] "):
         if line.strip():
@@ -157,7 +158,7 @@ async def _questions(console: Console, question: str | None) -> AsyncIterator[st
 
 
 def _read_line(console: Console, prompt: str | None) -> str:
-    """The next line with its end, empty where there is none."""
+    """The next line with its line break; empty at the end."""
     if prompt is None:
         return sys.stdin.readline()
     try:
@@ -173,20 +174,20 @@ def _row(episode: Episode) -> dict[str, object]:
     return head | {name: row[name] for name in ("status", "seconds", "turns")}
 
 
-class Telling:
+class LiveTranscript:
     """Writes an episode to a terminal while it is played."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._sampled = ""
 
-    def hear(self, origin: Origin, text: str) -> None:
-        """What is sampled is styled by the tag that it stands in; what is shown is dim."""
+    def show(self, origin: Origin, text: str) -> None:
+        """Styles sampled text by its enclosing tag, and dims text shown to the policy."""
         if origin is not Origin.SAMPLED:
             self._sampled = ""
             self._write(text, "dim")
             return
-        self._sampled += text  # a tag may come in several tokens
+        self._sampled += text  # a tag may arrive in several tokens
         is_closing, name = (_TAG.findall(self._sampled) or [("", "")])[-1]
         self._write(text, "bold" if is_closing else _STYLES.get(name, "bold"))
 
@@ -214,7 +215,7 @@ def episode_panel(episode: Episode) -> Panel:
 
 
 def _harmless(text: str, style: str = "") -> Text:
-    """Text for a terminal: passages and policies may write escape sequences."""
+    """Makes text safe for a terminal: passages and policies may write escape sequences."""
     return Text(visible(text), style)
 
 

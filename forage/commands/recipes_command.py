@@ -1,4 +1,4 @@
-"""``forage recipes``: the recipes that ship with Forage, listed or copied."""
+"""``forage recipes``: lists or copies the recipes that ship with Forage."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from forage.config.shipped_recipes import FOLDERS, copy_shipped, recipes
 
 def add_arguments(parser: ArgumentParser) -> None:
     text = (
-        "copy all recipes and examples there, to change them, and the receiver for vLLM servers "
-        "(default: recipes are only listed)"
+        "directory to copy all recipes, examples and the receiver for vLLM servers to, so that you "
+        "can change them (default: only list the recipes)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
 
@@ -22,17 +22,17 @@ def run(args: Namespace) -> int:
     console = Console()
     if args.out is not None:
         copy_shipped(args.out)
-        console.print(f"copied {', '.join(FOLDERS)} to {args.out}", soft_wrap=True)
+        console.print(f"Copied {', '.join(FOLDERS)} to {args.out}", soft_wrap=True)
         return 0
     for name, file in recipes().items():
         about = "the small twin, for CPUs" if name.startswith("cpu/") else _about(file)
         console.print(f"[bold]{name}[/bold]  {about}", soft_wrap=True, highlight=False)
-    console.print("run one by its name: forage train NAME --dry-run", highlight=False)
+    console.print("Run one by its name: forage train NAME --dry-run", highlight=False)
     return 0
 
 
 def _about(file: Path) -> str:
-    """The first sentence of the comment that a recipe begins with."""
+    """The first sentence of the comment at the top of a recipe."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#") or not line.strip("# "):

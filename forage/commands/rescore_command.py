@@ -1,7 +1,7 @@
-"""``forage rescore``: the scores that a published system would have given to logged episodes.
+"""``forage rescore``: scores logged episodes with the rules of a published system.
 
-Reads episodes of Forage, rollout dumps of veRL, and plain lines with a text and its golden answers.
-The rules are in ``rewards/compat.py``. No record is changed.
+Reads Forage's episodes, veRL's rollout dumps, and plain lines with a text and its golden answers.
+The rules are in ``rewards/compat.py``. It changes no record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCORES = ("score", "reward")
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A line of a log: texts, golden answers, and the recorded score, if there is one."""
+    """A line of a log: texts, golden answers, and the recorded score, if any."""
 
     line: int
     prompt: str
@@ -51,7 +51,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """The score of a line as it was recorded, and as the original gives it."""
+    """The recorded score of a line, and the original system's score."""
 
     line: int
     recorded: float | None
@@ -60,9 +60,9 @@ class Rescored:
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    text = "episodes of Forage, rollout dumps of veRL, or lines with a text and its golden answers"
+    text = "Forage's episodes, veRL's rollout dumps, or lines with a text and its golden answers"
     add("file", type=Path, metavar="FILE.jsonl", help=text)
-    text = "the published system whose reward rule scores the lines"
+    text = "the published system whose reward rule to use"
     add("--rule", choices=RULES, required=True, help=text)
     text = "settings of that rule, for example structure_format_score=0.2"
     add("overrides", nargs="*", default=[], metavar="name=value", help=text)
@@ -76,10 +76,10 @@ def run(args: Namespace) -> int:
 
 
 def run_rescore(path: Path, rule: Rule, settings: OriginalSettings, out: Path | None) -> None:
-    """Rescore a file, print what differs, and write the scores to ``out``; raises ``UserError``."""
+    """Rescores a file, prints what differs, writes the scores to ``out``; raises ``UserError``."""
     rescored = list(rescore(read_log(path), rule, settings))
     if not rescored:
-        raise UserError(f"{path} holds no episode")
+        raise UserError(f"{path} contains no episode")
     if out is not None:
         write_whole_text(out, "".join(json.dumps(asdict(one)) + "\n" for one in rescored))
     console = Console()
@@ -98,7 +98,7 @@ def run_rescore(path: Path, rule: Rule, settings: OriginalSettings, out: Path | 
 
 
 def rescore(logged: Iterable[Logged], rule: Rule, settings: OriginalSettings) -> Iterator[Rescored]:
-    """The score of each line by ``rule``, from the text that the original would have read."""
+    """Scores each line by ``rule``, from the text that the original would have read."""
     for one in logged:
         sees_prompt = rule in RULES_THAT_SEE_THE_PROMPT
         text = one.prompt + one.response if sees_prompt else one.response
@@ -107,13 +107,13 @@ def rescore(logged: Iterable[Logged], rule: Rule, settings: OriginalSettings) ->
 
 
 def parse_settings(rule: Rule, pairs: Sequence[str]) -> OriginalSettings:
-    """Settings from ``name=value``; raises ``UserError`` for one that the rule does not read."""
+    """Reads settings from ``name=value``; raises ``UserError`` for one that the rule lacks."""
     known = settings_read_by(rule)
     values: dict[str, float] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         if name not in known:
-            raise UserError(f"{rule} reads no {name!r}; it reads {', '.join(known)}")
+            raise UserError(f"{rule} has no setting {name!r}; its settings are {', '.join(known)}")
         try:
             values[name] = float(value)
         except ValueError as error:
@@ -122,7 +122,7 @@ def parse_settings(rule: Rule, pairs: Sequence[str]) -> OriginalSettings:
 
 
 def read_log(path: Path) -> Iterator[Logged]:
-    """The lines of a JSONL file of episodes or texts; raises ``UserError`` that names the line."""
+    """Reads a JSONL file of episodes or texts; raises ``UserError`` that names the line."""
     template = PromptTemplate.load("search-r1").text
     try:
         file = path.open("rb")
@@ -141,7 +141,7 @@ def read_log(path: Path) -> Iterator[Logged]:
 
 
 def _from_episode(number: int, row: Mapping[str, Any], template: str) -> Logged:
-    """An episode of Forage, as if asked with Search-R1's prompt in Qwen's chat format."""
+    """Converts a Forage episode as if asked with Search-R1's prompt in Qwen's chat format."""
     episode = record_from_json(row).episode
     message = template.replace("{question}", episode.question.text)
     return Logged(
@@ -157,19 +157,19 @@ def _from_text(number: int, row: Mapping[str, Any]) -> Logged:
     pair = next((names for names in _TEXTS if names[1] in row), None)
     if pair is None and "text" not in row:
         raise ValueError(
-            f"it has the keys {', '.join(sorted(row))}; needed are text, or prompt and response "
+            f"it has the keys {', '.join(sorted(row))}, but needs text, or prompt and response "
             "(input and output in veRL's dumps)"
         )
     prompt, response = ("", row["text"]) if pair is None else (row.get(pair[0], ""), row[pair[1]])
     if not isinstance(prompt, str) or not isinstance(response, str):
-        raise ValueError("its prompt and response must be texts")
+        raise ValueError("its prompt and response must be strings")
     score = next((row[name] for name in _SCORES if name in row), None)
     recorded = None if score is None else float(score)
     return Logged(number, prompt, response, _golden(row), recorded)
 
 
 def _golden(row: Mapping[str, Any]) -> Golden:
-    """The golden answers, however deep: ``reward_model.ground_truth.target`` in veRL's rows."""
+    """Finds the golden answers at any depth, as in ``reward_model.ground_truth.target`` (veRL)."""
     value = read_serialised(next((row[name] for name in _GOLDEN if name in row), None))
     if isinstance(value, Mapping):
         return _golden(value)

@@ -1,4 +1,4 @@
-"""What ``forage demo`` and ``forage real`` share: the report of a whole run, and small parts."""
+"""What ``forage demo`` and ``forage real`` share: the report of a whole run, and small helpers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NUM_SAMPLES = 4
 SAMPLED = "sampled"
-"""The row of the report that is the normal arm sampled at temperature 1, not played greedily."""
+"""The report's row for the normal arm sampled at temperature 1 instead of greedily."""
 
 
 def with_model(config: RunConfig, path: Path) -> RunConfig:
@@ -32,22 +32,22 @@ def with_model(config: RunConfig, path: Path) -> RunConfig:
 
 
 def figures_path(config: RunConfig, label: str) -> Path:
-    """The file of figures of an evaluation; its episodes lie beside it."""
+    """The file of an evaluation's figures; its episodes are next to it."""
     return config.output_dir / "evaluation" / f"{label.replace(', ', '-')}.json"
 
 
 def as_sampled(config: RunConfig) -> RunConfig:
-    """The normal arm once more, with some episodes of each question at temperature 1.
+    """Evaluates only the normal arm, with several episodes per question at temperature 1.
 
-    Greedy decoding asks for the policy's first choice, which is what training improves first; what
-    it does otherwise shows only here.
+    Greedy decoding shows only the policy's first choice, which training improves first; sampling
+    shows the rest of its behaviour.
     """
     update = {"arms": ("normal",), "num_samples": NUM_SAMPLES, "temperature": 1.0}
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=update)})
 
 
 def evaluate_as(label: str, config: RunConfig, step: int = 0) -> EvaluationResult:
-    """An evaluation whose files are called by its label."""
+    """Runs an evaluation whose files are named after its label."""
     from forage.evaluation.evaluate import Destination, evaluate_model
     from forage.evaluation.subset import questions_to_evaluate
     from forage.plan.fit_here import fit_here
@@ -58,7 +58,7 @@ def evaluate_as(label: str, config: RunConfig, step: int = 0) -> EvaluationResul
 
 
 def shipped_tree(name: str, out: Path, seed: int, url: str) -> dict[str, Any]:
-    """The settings of a recipe beside this file, for a run in ``out`` that searches at ``url``."""
+    """The settings of a recipe in this folder, for a run in ``out`` that searches at ``url``."""
     text = (resources.files("forage.commands") / name).read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.safe_load(text)
     tree |= {"seed": seed, "output_dir": str(out), "data": {"index": str(out / "index")}}
@@ -67,7 +67,7 @@ def shipped_tree(name: str, out: Path, seed: int, url: str) -> dict[str, Any]:
 
 
 def with_sampled(greedy: EvaluationResult, sampled: EvaluationResult) -> EvaluationSummary:
-    """The arms of a greedy evaluation, and the normal arm of a sampled one behind the first."""
+    """The arms of a greedy evaluation, with the sampled normal arm inserted after the first."""
     arms = dict(greedy.summary.arms)
     first = {"normal": arms.pop("normal"), SAMPLED: sampled.summary.arms["normal"]}
     return replace(greedy.summary, arms=first | arms)
@@ -80,9 +80,9 @@ def write_run_report(
     seconds: float,
     sampled: tuple[EvaluationResult, EvaluationResult],
 ) -> Path:
-    """Write ``report.html`` of a finished run; ``config`` names the trained model.
+    """Writes ``report.html`` of a finished run; ``config`` names the trained model.
 
-    ``sampled`` are the evaluations at temperature 1 before and after.
+    ``sampled`` are the evaluations at temperature 1 before and after training.
     """
     import torch
 
@@ -125,5 +125,5 @@ def write_run_report(
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """SIGTERM ends the command as Ctrl-C does, so that its search service is stopped."""
+    """Ends the command on SIGTERM as on Ctrl-C, so that its search service is stopped."""
     raise KeyboardInterrupt

@@ -1,6 +1,6 @@
-"""``forage serve``: its arguments, and the settings of the search service that they make.
+"""``forage serve``: turns its arguments into the settings of the search service.
 
-An argument that nothing would read is an error. Opening and serving are ``forage.retrieval``'s.
+An argument without an effect is an error. Opening and serving are in ``forage.retrieval``.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from forage.retrieval.cache import CACHE_BYTES
 if TYPE_CHECKING:
     from forage.retrieval.sources.compose import RerankSettings
 
-# Of forage.retrieval.sources.reranker, which takes seconds to import.
+# As in forage.retrieval.sources.reranker, which takes seconds to import.
 _RERANKER = "cross-encoder/ms-marco-MiniLM-L12-v2"
-# Of forage.retrieval.wire, which imports pydantic.
+# As in forage.retrieval.wire, which imports pydantic.
 _WIKIPEDIA_PAGE = "https://en.wikipedia.org/w/index.php?title={title}"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Everything ``forage serve`` takes; None stands for "not given"."""
+    """Adds all arguments of ``forage serve``; None means "not given"."""
     add = parser.add_argument
-    text = "DIR of an index, lucene:DIR, ray:APP, web:PROVIDER or replay:FILE; several are fused"
+    text = "index directory, lucene:DIR, ray:APP, web:PROVIDER or replay:FILE; several are fused"
     add("sources", nargs="+", metavar="SOURCE", help=text)
     add_address(parser, 8000)
-    text = "a provider's setting, for example num_results=5; repeat for more"
+    text = "a setting of the web provider, for example num_results=5; may be repeated"
     add("--web", action="append", default=[], metavar="key=value", help=text)
-    add("--record", type=Path, help="keep every answer in a file, for replay:FILE")
-    text = "pages that /access opens: a jsonl file, or live for those of the web"
+    add("--record", type=Path, help="record every answer in this file, for replay:FILE")
+    text = "pages for /access: a JSON-lines file, or live to fetch them from the web"
     add("--pages", type=Path, help=text)
-    text = "read all files of the index and of pages first, and compare them with their checksums"
+    text = "first read all files of the index and the pages, and compare them with their checksums"
     add("--verify", action="store_true", help=text)
-    add("--topk", type=positive, default=3, help="passages for a request that names no topk")
-    text = "address of a title's page, for passages whose line has no url; '': they get none"
+    add("--topk", type=positive, default=3, help="passages for a request without topk")
+    text = "address of a page by its {title}, for passages whose line has no url; '' for none"
     add("--page-url", type=_page_url, default=_WIKIPEDIA_PAGE, metavar="ADDRESS", help=text)
     _add_service_arguments(parser.add_argument_group("service"))
-    add_vector_options(parser.add_argument_group("an index of vectors"))
+    add_vector_options(parser.add_argument_group("vector indexes"))
     add = parser.add_argument_group("several sources").add_argument
-    text = "hits taken of each source before they are fused (default 100)"
+    text = "hits taken from each source before fusion (default 100)"
     add("--fuse-depth", type=positive, help=text)
-    add("--fuse-k", type=count, help="constant of the reciprocal ranks (default 60)")
+    add("--fuse-k", type=count, help="constant k of reciprocal-rank fusion (default 60)")
     _add_rerank_arguments(parser.add_argument_group("reranking"))
     add = parser.add_argument_group("lucene:DIR and ray:APP").add_argument
     text = "Lucene: how soon repetitions of a word stop counting (default 0.9)"
     add("--k1", type=not_negative, help=text)
     add("--b", type=not_negative, help="Lucene: weight of a passage's length (default 0.4)")
-    text = "the Ray cluster (default: the one on this machine)"
+    text = "address of the Ray cluster (default: the one on this machine)"
     add("--ray-address", metavar="HOST:PORT", help=text)
 
 
 def _page_url(text: str) -> str:
-    """An address with ``{title}`` in it, or nothing."""
+    """Reads an address that contains ``{title}``, or nothing."""
     if text and "{title}" not in text:
-        raise ArgumentTypeError(f"{text!r} lacks {{title}}, the place of the page's title")
+        raise ArgumentTypeError(f"{text!r} must contain {{title}}, the place of the page's title")
     return text
 
 
@@ -75,47 +75,47 @@ def _add_service_arguments(group: _ArgumentGroup) -> None:
     def add(name: str, kind: Callable[[str], Any], text: str, **how: Any) -> None:
         group.add_argument(name, type=kind, help=text, **how)
 
-    text = "file of the bearer token that requests need (or FORAGE_TOKEN in the environment)"
+    text = "file with the bearer token that requests need (or FORAGE_TOKEN in the environment)"
     add("--token-file", Path, text)
-    add("--token", str, "the token itself; other users can see it in ps")
-    text = "serve web:PROVIDER without a token: whoever reaches the server spends money"
+    add("--token", str, "the token; other users can see it in ps")
+    text = "serve web:PROVIDER without a token: everyone who reaches the server spends money"
     group.add_argument("--no-token", action="store_true", help=text)
-    text = "a further name by which clients may call this server; repeat for more"
+    text = "an additional host name under which clients may call this server; may be repeated"
     group.add_argument(
         "--allow-host", action="append", default=[], dest="allow_hosts", metavar="NAME", help=text
     )
-    text = "bytes of memory for the cache of results; 0: none"
+    text = "bytes of memory for the result cache; 0 turns it off"
     add("--cache-size", count, text, default=CACHE_BYTES)
-    text = "queries that one request may hold (default: as many as --max-body-bytes allows)"
+    text = "maximum queries per request (default: as many as --max-body-bytes allows)"
     add("--max-queries", positive, text)
-    add("--max-topk", positive, "topk that a request may ask for", default=1000)
-    add("--max-query-chars", positive, "characters that a query may have", default=20_000)
-    add("--max-body-bytes", positive, "bytes that a request may have", default=16 * 2**20)
-    text = "bytes of passages or pages that a reply may have; what finds more is refused"
+    add("--max-topk", positive, "maximum topk of a request", default=1000)
+    add("--max-query-chars", positive, "maximum characters per query", default=20_000)
+    add("--max-body-bytes", positive, "maximum bytes of a request", default=16 * 2**20)
+    text = "maximum bytes of passages or pages in a reply; larger replies are refused"
     add("--max-reply-bytes", positive, text, default=64 * 2**20)
-    text = "requests answered at once; further ones are refused with 429"
+    text = "maximum requests in flight; further ones are refused with 429"
     add("--max-in-flight", positive, text, default=1024)
-    add("--max-connections", positive, "connections at once", default=4096)
-    text = "seconds that a client has for headers, a body, or taking a part of its reply"
+    add("--max-connections", positive, "maximum connections", default=4096)
+    text = "seconds a client has to send headers or a body, or to receive a part of its reply"
     add("--patience", seconds, text, default=10.0, dest="patience_s")
-    text = "seconds that a request may take where its client sets none; then it gets a 504"
+    text = "seconds after which a request gets a 504, if its client sets no limit"
     add("--deadline", seconds, text, default=600.0, dest="deadline_s")
-    text = "seconds that requests in flight have when the server is stopped"
+    text = "seconds to finish requests in flight when the server is stopped"
     add("--drain", seconds, text, default=10.0, dest="drain_s")
 
 
 def _add_rerank_arguments(group: _ArgumentGroup) -> None:
     add = group.add_argument
-    text = f"cross-encoder that orders the passages (without a name: {_RERANKER})"
+    text = f"cross-encoder that reranks the passages (without a name: {_RERANKER})"
     add("--rerank", nargs="?", const=_RERANKER, metavar="MODEL", help=text)
-    add("--rerank-depth", type=positive, help="passages that it reads of each query (default 10)")
-    add("--rerank-revision", metavar="COMMIT", help="a commit of the hub")
-    text = "where it computes (default: a GPU if there is one)"
+    add("--rerank-depth", type=positive, help="passages to rerank per query (default 10)")
+    add("--rerank-revision", metavar="COMMIT", help="a commit on the hub")
+    text = "device of the cross-encoder (default: a GPU if present)"
     add("--rerank-device", metavar="DEVICE", help=text)
-    add("--rerank-dtype", choices=DTYPES, help="numbers that it computes in (default float32)")
-    text = "pairs of query and passage in a batch (default 32)"
+    add("--rerank-dtype", choices=DTYPES, help="its compute type (default float32)")
+    text = "pairs of query and passage per batch (default 32)"
     add("--rerank-batch", type=positive, dest="rerank_batch_size", help=text)
-    text = "tokens of a pair that it reads (default: the model's limit)"
+    text = "maximum tokens of a pair (default: the model's limit)"
     add("--rerank-max-tokens", type=positive, help=text)
     text = "run Python code that comes with the model"
     add("--rerank-trust-remote-code", action="store_true", help=text)
@@ -147,20 +147,20 @@ def _rerank(args: Namespace) -> RerankSettings | None:
     from forage.retrieval.sources.compose import RerankSettings
 
     values = vars(args).items()
-    said = {n.removeprefix("rerank_"): v for n, v in values if n.startswith("rerank_") and v}
+    given = {n.removeprefix("rerank_"): v for n, v in values if n.startswith("rerank_") and v}
     if args.rerank is not None:
-        return _given(RerankSettings, model=args.rerank, **said)
-    for name in said:
+        return _given(RerankSettings, model=args.rerank, **given)
+    for name in given:
         option = "batch" if name == "batch_size" else name.replace("_", "-")
         raise UserError(f"--rerank-{option} has no effect without --rerank")
     return None
 
 
-def _given(kind: type, /, **said: Any) -> Any:
-    """The settings that were given, the others at their defaults; None where none was."""
+def _given(kind: type, /, **values: Any) -> Any:
+    """The settings with the given values and defaults for the rest; None if none was given."""
     from pydantic import ValidationError
 
-    given = {name: value for name, value in said.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
     try:
         return kind(**given) if given else None
     except ValidationError as error:

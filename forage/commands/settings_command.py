@@ -1,4 +1,4 @@
-"""``forage settings``: every key of a recipe with its type, its default and one sentence."""
+"""``forage settings``: prints every key of a recipe with its type, default and description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forage.errors import UserError, did_you_mean
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    text = "a section or a key, for example algorithm.advantage; without one, all are printed"
+    text = "a section or a key, for example algorithm.advantage (default: all)"
     parser.add_argument("section", nargs="?", default="", metavar="SECTION", help=text)
 
 

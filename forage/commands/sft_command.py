@@ -1,9 +1,9 @@
 """``forage sft``: supervised learning from episodes, before reinforcement learning.
 
-The episodes are recorded ones that ``data/selection.py`` chooses, or scripted demonstrations of the
+The episodes are recorded ones that ``data/selection.py`` selects, or scripted demonstrations of the
 training questions, played through the real environment and retriever. Demonstrations of test
 questions then measure how well the model reads. The result is an ordinary model directory; the
-learning itself is in ``training/warm_start.py``.
+learning is in ``training/warm_start.py``.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_config(parser)
     text = "directory to write the trained model to"
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
-    text = "write the LoRA adapters alone, not merged into the model"
+    text = "write only the LoRA adapters, not merged into the model"
     parser.add_argument("--adapter", action="store_true", help=text)
 
 
 def run(args: Namespace) -> int:
     config = load_config(args.config, args.overrides)  # before torch is imported
     run_sft(config, args.out, adapter_only=args.adapter)
-    text = "%s: the model after %d steps; next: forage train %s model.path=%s"
-    LOG.info(text, args.out, config.warm_start.num_steps, args.config, args.out)
+    text = "Wrote the model after %d steps to %s. Next: forage train %s model.path=%s"
+    LOG.info(text, config.warm_start.num_steps, args.out, args.config, args.out)
     return 0
 
 
 def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
-    """Train ``model.path`` on episodes and write the model to ``out``; raises ``UserError``.
+    """Trains ``model.path`` on episodes and writes the model to ``out``; raises ``UserError``.
 
     Adapters (``model.lora``) are merged into the model, or written alone with ``adapter_only``.
     """
@@ -78,7 +78,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     from forage.training.warm_start import find_read_arguments, weigh
 
     if adapter_only and config.model.lora is None:
-        raise UserError("without model.lora there is no adapter to write; leave --adapter out")
+        raise UserError("without model.lora there are no adapters to write; leave --adapter out")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a directory for the model")
     refuse_unwritable(out)
@@ -110,7 +110,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
 
 
 def recorded(config: RunConfig, codec: Codec) -> list[Episode]:
-    """The episodes that ``source.select`` chooses, shuffled by the seed.
+    """The episodes that ``source.select`` selects, shuffled with the seed.
 
     Raises ``UserError``, also for episodes that were played with another tokenizer.
     """
@@ -123,7 +123,7 @@ def recorded(config: RunConfig, codec: Codec) -> list[Episode]:
     for record in selection.records():
         _check_tokens(record, codec, mine)
         episodes.append(record.episode)
-    # A run writes the episodes of a question next to each other; a step should mix questions.
+    # A run writes the episodes of a question one after another; a step should mix questions.
     random.Random(f"sft/{config.seed}").shuffle(episodes)
     return episodes
 
@@ -133,20 +133,21 @@ def _check_tokens(record: EpisodeRecord, codec: Codec, mine: TokenizerId) -> Non
     if theirs is not None:
         if theirs.sha256 != mine.sha256:
             raise UserError(
-                f"the episodes were played with the tokenizer {theirs.name} ({theirs.sha256}), "
-                f"model.path has {mine.name} ({mine.sha256}): the same ids are other words; "
-                "play them with this model, or train one with that tokenizer"
+                f"the episodes were played with the tokenizer {theirs.name} ({theirs.sha256}), but "
+                f"model.path has {mine.name} ({mine.sha256}), whose ids mean other words; play "
+                "them with this model, or train a model with that tokenizer"
             )
         return
-    # Records that do not name their tokenizer hold the sampled text too: compare that.
+    # Records without a tokenizer name also contain the sampled text: compare that.
     sampled = [s.token_ids_T for s in episode.segments if s.origin is Origin.SAMPLED]
     for token_ids_T, turn in zip(sampled, episode.turns, strict=False):
         read = codec.decode(token_ids_T)
         if read != turn.sampled:
             raise UserError(
                 f"the episode of question {episode.question.id} (step {record.step}) was played "
-                f"with another tokenizer than {mine.name} ({mine.sha256}): it reads "
-                f"{read[:40]!r} where {turn.sampled[:40]!r} was sampled"
+                f"with another tokenizer than {mine.name} ({mine.sha256}), which reads "
+                f"{read[:40]!r} instead of the sampled {turn.sampled[:40]!r}; play it with this "
+                "model"
             )
 
 
@@ -156,7 +157,7 @@ def _learn(
     sequences: Sequence[WeightedTokens],
     read_arguments: Sequence[ReadArguments],
 ) -> None:
-    """Run the steps, with a progress bar, and write their losses to a file."""
+    """Runs the steps, with a progress bar, and writes their losses to a file."""
     from forage.training.warm_start import (
         reading_accuracy,
         supervised_micro_batches,
@@ -169,15 +170,15 @@ def _learn(
         (config.output_dir / LOSSES_FILE).open("w", buffering=1, encoding="utf-8") as losses,
         progress_bar("warm start", settings.num_steps) as bar,
     ):
-        said = ""
+        reading = ""
         steps = warm_start(model, sequences, settings, micro_batches)
         for step, loss in enumerate(steps, start=1):
             row = {"step": step, "loss": loss, **micro_batches.metrics()}
             if read_arguments and (step % READING_EVERY == 0 or step == settings.num_steps):
                 row["reading"] = reading_accuracy(model, read_arguments)
-                said = f", reads {row['reading']:.0%}"
+                reading = f", reads {row['reading']:.0%}"
             losses.write(json.dumps(row) + "\n")
-            bar.advance(f"loss {loss:.2f}{said}")
+            bar.advance(f"loss {loss:.2f}{reading}")
 
 
 async def demonstrate(
@@ -187,7 +188,7 @@ async def demonstrate(
     questions: Sequence[Question],
     num_episodes: int,
 ) -> list[Episode]:
-    """Scripted episodes of questions drawn at random; raises ``UserError``."""
+    """Plays scripted episodes of randomly drawn questions; raises ``UserError``."""
     from forage.retrieval.client.client import SearchClient
     from forage.rollout.play.demonstrator import FirstHit
     from forage.rollout.play.player import Job, play_all
@@ -208,7 +209,7 @@ async def demonstrate(
         async def play(job: Job) -> Episode:
             search = FirstHit(client) if job.member < num_short else client
             episode = await player.play(job, demonstrator_of(job), search)
-            # Only recorded, not learnt from: so without a judge, which may cost money.
+            # The reward is only recorded, so it does not use a judge, which may cost money.
             reward = score_episode(episode, RewardConfig(), protocol=config.environment.protocol)
             return replace(episode, reward=reward)
 
@@ -225,7 +226,7 @@ async def demonstrate(
     if len(answered) < len(episodes) / 2:
         raise UserError(
             f"only {len(answered)} of {len(episodes)} demonstrations reached their answer: "
-            "raise environment.max_tokens, max_turns or max_turn_tokens, or look at the retriever"
+            "raise environment.max_tokens, max_turns or max_turn_tokens, or check the retriever"
         )
     return answered
 
@@ -233,7 +234,7 @@ async def demonstrate(
 def _demonstrators(
     source: ScriptedSource | ReadingSource, player: Player, questions: Sequence[Question], seed: int
 ) -> Callable[[Job], Generate]:
-    """What plays the demonstration of a job."""
+    """Returns a function that gives the demonstrator of a job."""
     from forage.retrieval.words.languages import stop_words
     from forage.rollout.play.demonstrator import (
         Demonstrator,
@@ -265,7 +266,7 @@ def _demonstrators(
 def _drawn(
     questions: Sequence[Question], source: ScriptedSource | ReadingSource, rng: random.Random
 ) -> Question:
-    """The question of one demonstration; one with as many hops as its source is to show."""
+    """Draws the question of one demonstration, with the number of hops that its source chooses."""
     if isinstance(source, ReadingSource) or source.multi_hop_share is None:
         return rng.choice(questions)
     is_multi = rng.random() < source.multi_hop_share
@@ -274,8 +275,8 @@ def _drawn(
         if (len(question.hops) > 1) == is_multi:
             return question
     raise UserError(
-        f"warm_start.source.multi_hop_share is {source.multi_hop_share}, and nearly no question of "
-        f"data.train takes {'two searches or more' if is_multi else 'one search'}"
+        f"warm_start.source.multi_hop_share is {source.multi_hop_share}, but almost no question of "
+        f"data.train needs {'two or more searches' if is_multi else 'one search'}; change it"
     )
 
 
@@ -291,8 +292,8 @@ def _questions_to_show(config: RunConfig, split: Literal["train", "test"]) -> Se
     questions = [question for question in questions if question.hops]
     if not questions:
         raise UserError(
-            f"no question of {path} says how it is solved (metadata.hops), so none can be "
-            "demonstrated step by step: show how to search, read and answer with "
+            f"no question of {path} contains its solution (metadata.hops), so none can be "
+            "demonstrated step by step: demonstrate how to search, read and answer with "
             "warm_start.source=reading, or learn from recorded episodes with "
             "warm_start.source.kind=recorded and warm_start.source.episodes=FILE"
         )

@@ -1,7 +1,7 @@
-"""``forage shards``: cuts an index of words into shards, starts shards on Ray, and stops them.
+"""``forage shards``: splits a BM25 index into shards, starts shards on Ray, and stops them.
 
-What a shard is and how shards answer together are ``forage.retrieval``'s; ``forage serve ray:APP``
-puts the search service in front of them.
+``forage.retrieval`` defines what a shard is and how shards answer together; ``forage serve
+ray:APP`` serves them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: ArgumentParser) -> None:
     kinds = add_kinds(parser)
-    add = add_kind(kinds, "cut", "an index of words into shards", _cut).add_argument
-    add("index", type=Path, metavar="DIR", help="the index to cut")
+    add = add_kind(kinds, "cut", "split a BM25 index into shards", _cut).add_argument
+    add("index", type=Path, metavar="DIR", help="the index to split")
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write the shards to")
     add("--count", type=positive, required=True, help="number of shards")
-    add("--overwrite", action="store_true", help="replace the shards that --out holds")
-    start = add_kind(kinds, "start", "shards on a Ray cluster", _start)
+    add("--overwrite", action="store_true", help="replace the shards in --out")
+    start = add_kind(kinds, "start", "start shards on a Ray cluster", _start)
     add = start.add_argument
-    text = "a shard's index, in order; behind @ a resource of the machines that have it"
+    text = "a shard's index, in order; after @, a Ray resource of the machines that have it"
     add("shards", nargs="+", metavar="DIR[@RESOURCE]", help=text)
-    add("--cpus-each", type=not_negative, default=1.0, help="processors for each shard")
-    add("--gpus-each", type=not_negative, default=0.0, help="GPUs for each shard")
+    add("--cpus-each", type=not_negative, default=1.0, help="processors per shard")
+    add("--gpus-each", type=not_negative, default=0.0, help="GPUs per shard")
     add("--replicas", type=positive, default=1, help="copies of each shard")
-    add_vector_options(start.add_argument_group("indexes of vectors"))
-    for parser in (start, add_kind(kinds, "stop", "what start has started", _stop)):
+    add_vector_options(start.add_argument_group("vector indexes"))
+    for parser in (start, add_kind(kinds, "stop", "stop the shards of an application", _stop)):
         parser.add_argument("--app", default="forage", help="name of the shards' application")
-        text = "the Ray cluster"
+        text = "address of the Ray cluster"
         parser.add_argument("--ray-address", default="auto", metavar="HOST:PORT", help=text)
 
 
@@ -55,7 +55,7 @@ def _cut(args: Namespace) -> int:
             refuse_an_index(place)
     cut_index(args.index, args.out, args.count)
     for other in others:
-        if other != args.index.absolute():  # a shard may be cut further
+        if other != args.index.absolute():  # a shard may be split further
             rmtree(other)
     return 0
 
@@ -84,7 +84,7 @@ def _stop(args: Namespace) -> int:
 
 
 def _place(text: str) -> ShardPlace:
-    """``/data/shard-0@first`` is a directory on the machines with the resource ``first``."""
+    """Reads ``/data/shard-0@first``, a directory on the machines with the resource ``first``."""
     from forage.retrieval.sources.sharded import ShardPlace
 
     directory, _, resource = text.partition("@")

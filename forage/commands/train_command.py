@@ -1,4 +1,4 @@
-"""``forage train``: reinforcement learning on a recipe, or the plan of what it would take."""
+"""``forage train``: reinforcement learning on a recipe, or a plan of what it requires."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ LOG = logging.getLogger(__name__)
 def add_arguments(parser: ArgumentParser) -> None:
     add_config(parser)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    how.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     text = (
-        "check everything and print the plan (memory, steps, places, downloads), then stop "
-        "without starting anything"
+        "check everything and print the plan (memory, steps, placement, downloads) without "
+        "starting anything"
     )
     how.add_argument("--dry-run", action="store_true", help=text)
     text = (
-        "with --dry-run: whether the recipe fits this hardware, what to change where it does not, "
-        "and an estimate of the hours, such as 8xH100-80GB or 4x8xH100-80GB"
+        "with --dry-run: plan for this hardware, for example 8xH100-80GB or 4x8xH100-80GB; says "
+        "whether the recipe fits, what to change if not, and about how many hours it takes"
     )
     parser.add_argument("--hardware", metavar="NAME", help=text)
     half = parser.add_mutually_exclusive_group()
     text = (
-        "learn from recorded episodes instead of playing, step by step: the file of a finished run "
-        "gives its updates again (may be repeated)"
+        "learn from recorded episodes instead of playing, step by step; the file of a finished run "
+        "repeats its updates (may be repeated)"
     )
     half.add_argument("--replay", type=Path, action="append", default=[], metavar="FILE", help=text)
     text = (
-        "play and record the groups of some steps (0:10, or 3 for one) with the weights of "
-        "model.path, and learn nothing"
+        "play and record the groups of these steps (0:10, or 3 for a single one) with the weights "
+        "of model.path, without learning"
     )
     half.add_argument("--rollout-only", type=_steps, metavar="FIRST:END", help=text)
     text = "write a timeline of steps, episodes, turns and searches (open it in ui.perfetto.dev)"
@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     config = as_trained(load_config(args.config, args.overrides))  # before torch is imported
     if args.hardware is not None and not args.dry_run:
-        raise UserError("--hardware is for a plan: add --dry-run")
+        raise UserError("--hardware only applies to a plan: add --dry-run")
     if args.dry_run:
         from forage.plan.accelerators import parse_hardware
         from forage.plan.model_check import with_model_check
@@ -62,7 +62,7 @@ def run(args: Namespace) -> int:
 
     played = args.rollout_only
     if played and args.resume:
-        raise UserError("--rollout-only has no checkpoint to resume; name the steps that are left")
+        raise UserError("--rollout-only has no checkpoint to resume; name the remaining steps")
     if played:
         config = _up_to(config, played.stop)
     config.check_trainable()
@@ -85,33 +85,36 @@ def _what_is_next(config: RunConfig, args: Namespace) -> str:
     out, played = config.output_dir, args.rollout_only
     if played:
         episodes = out / "episodes.jsonl"
-        steps = f"{len(played)} step{'s' * (len(played) > 1)}"
         learn = f"forage train {args.config} --replay {episodes} output_dir=ANOTHER"
-        return f"{episodes}: the groups of {steps}; next: {learn}"
+        return f"Finished {_num_steps(len(played))}. Episodes: {episodes}. Next: {learn}"
     export = f"forage export {out} --out MODEL"
     if args.replay:
-        return f"{out}: checkpoints of what was learnt again; next: {export}"
-    what = f"the records and checkpoints of {config.trainer.num_steps} steps"
-    return f"{out}: {what}; next: forage view {out}, or {export}"
+        return f"Finished learning from the records. Checkpoints: {out}. Next: {export}"
+    done = f"Finished {_num_steps(config.trainer.num_steps)}. Records and checkpoints: {out}."
+    return f"{done} Next: forage view {out}, or {export}"
+
+
+def _num_steps(number: int) -> str:
+    return f"{number} step{'s' * (number != 1)}"
 
 
 def _steps(text: str) -> range:
-    """``3:6`` or ``3``."""
+    """Reads ``3:6`` or ``3``."""
     first, colon, end = text.partition(":")
     if not (first.isdecimal() and (end.isdecimal() or not colon)):
-        raise ArgumentTypeError(f"{text!r} names no steps; write FIRST:END, 0:10 for example")
+        raise ArgumentTypeError(f"{text!r} is not a range of steps; write FIRST:END, such as 0:10")
     steps = range(int(first), int(end) if colon else int(first) + 1)
     if not steps:
-        raise ArgumentTypeError(f"{text!r} names no steps: the end is not above the first")
+        raise ArgumentTypeError(f"{text!r} contains no step: the end must be above the first")
     return steps
 
 
 def _up_to(config: RunConfig, num_steps: int) -> RunConfig:
-    """The run with fewer steps; raises ``UserError`` where it has no more."""
+    """The run with fewer steps; raises ``UserError`` if it does not have that many."""
     if num_steps > config.trainer.num_steps:
         raise UserError(
-            f"--rollout-only: step {num_steps - 1} is asked for, and trainer.num_steps is "
-            f"{config.trainer.num_steps}"
+            f"--rollout-only includes step {num_steps - 1}, but trainer.num_steps is "
+            f"{config.trainer.num_steps}: choose earlier steps or raise it"
         )
     trainer = config.trainer.model_copy(update={"num_steps": num_steps})
     return config.model_copy(update={"trainer": trainer})

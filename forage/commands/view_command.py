@@ -1,4 +1,4 @@
-"""``forage view``: read-only web pages over runs, their episodes and evaluations."""
+"""``forage view``: shows runs, their episodes and evaluations as read-only web pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(args: Namespace) -> int:
 
 
 def view(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8100) -> None:
-    """Serve the pages until interrupted; raises ``UserError`` for a bad host or a taken port."""
+    """Serves the pages until interrupted; raises ``UserError`` for a bad host or a taken port."""
     from forage.viewer.viewer_app import create_app
     from forage.viewer.viewer_page import check_loopback, serve_pages
 

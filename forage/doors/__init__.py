@@ -1,1 +1,1 @@
-"""A recipe where another program plays: its questions, tools and reward for other trainers."""
+"""A recipe's questions, tools and reward for other programs that play and train."""

@@ -1,9 +1,9 @@
-"""A recipe whose episodes another program plays: its tools are called here, its reward given here.
+"""A recipe whose episodes another program plays: tools are called and rewards given here.
 
-The other program samples, in native tool calls, and writes the chat format; ``trl_recipe.py`` and
-``examples/verifiers_environment.py`` say so to TRL and to verifiers. Rules, budgets, observations
-and the reward are those of a run of Forage. What the policy wrote comes back as text, so nothing
-here knows its tokens.
+The other program samples, with native tool calls, and writes the chat format; ``trl_recipe.py`` and
+``examples/verifiers_environment.py`` adapt this to TRL and to verifiers. Rules, limits,
+observations and the reward are those of a run of Forage. What the policy wrote arrives as text, so
+this code never sees its tokens.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from forage.types import (
 )
 
 SPENT = "No further call is answered. Give the answer now."
-"""What a call gets that comes after the last turn in which tools are run."""
+"""The reply to a call made after the last turn in which tools are run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the policy: its text, its calls by name and arguments.
+    """One message of the policy: its text and its calls by name and arguments.
 
-    ``num_answered``: how many of the calls were followed by a result that the policy could read.
+    ``num_answered`` is the number of calls followed by a result that the policy could read.
     """
 
     text: str
@@ -56,29 +56,29 @@ class Message:
 
 
 class OpenRecipe:
-    """A recipe's prompt, tools and reward; an async context, for the search and the judge."""
+    """A recipe's prompt, tools and reward; an async context that opens the search and the judge."""
 
     def __init__(self, config: RunConfig | Path | str, *overrides: str) -> None:
-        """Read the recipe and load its tokenizer and its tools; raises ``UserError``."""
+        """Reads the recipe and loads its tokenizer and its tools; raises ``UserError``."""
         if not isinstance(config, RunConfig):
             config = load_config(Path(config), overrides)
         elif overrides:
-            raise UserError("overrides go with the path of a recipe, not with a RunConfig")
+            raise UserError("overrides require the path of a recipe, not a RunConfig")
         self.config = config = as_trained(config)
         if config.environment.protocol != "tools":
             raise UserError(
-                "environment.protocol is tags, and the other program plays native tool calls: set "
+                "environment.protocol is tags, but the other program uses native tool calls: set "
                 "environment.protocol=tools"
             )
         if config.environment.keep_observations is not None:
             raise UserError(
-                "environment.keep_observations begins contexts anew, and the other program has one "
-                "context an episode: set environment.keep_observations=null"
+                "environment.keep_observations starts new contexts, but the other program has one "
+                "context per episode: set environment.keep_observations=null"
             )
         if config.environment.system_message:
             raise UserError(
-                "environment.system_message: the other program writes the messages before the "
-                "user's; set it there, or write it into the prompt"
+                "environment.system_message has no effect: the other program writes the messages "
+                "before the user's; set it there, or write it into the prompt"
             )
         self._player = Player(
             config.environment, config.rollout, load_tokenizer(config.model), config.seed
@@ -96,7 +96,7 @@ class OpenRecipe:
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Wait for the search server and the judge; raises ``UserError``."""
+        """Waits for the search server and the judge; raises ``UserError``."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._search)
             if {SEARCH_TOOL, OPEN_PAGE} & {tool.name for tool in self.tools}:
@@ -109,14 +109,14 @@ class OpenRecipe:
         await self._opened.aclose()
 
     def prompt(self, question: Question) -> str:
-        """The user's message; the question in it is harmless, as a passage is."""
+        """The user's message, in which the question is made harmless, like a passage."""
         text = self._codec.decode(self._codec.encode_untrusted(with_question_mark(question.text)))
         return self._player.template.text.replace(SLOT, text)
 
     async def call(self, name: str, arguments: Mapping[str, Any], made: list[Turn]) -> str:
-        """Run a tool and give what the policy is to read; ``made`` are the episode's calls so far.
+        """Runs a tool and returns what the policy reads; ``made`` are the episode's calls so far.
 
-        What went wrong is said in words: a failed tool, wrong arguments, a spent budget.
+        Problems are reported in words: a failed tool, wrong arguments, a spent budget.
         """
         config = self.environment.config
         if len(made) >= config.max_turns + config.has_final_turn - 1:
@@ -128,7 +128,7 @@ class OpenRecipe:
             made.append(turn)
             return action.reason
         turn = Turn(_key(name, arguments), _kind(action), action.text)
-        made.append(turn)  # it counts while it runs: the other program may run several at once
+        made.append(turn)  # counts while it runs: the other program may run several at once
         try:
             call, observation = await self.environment.call(action, self._search, self._frame)
         except BaseException:
@@ -141,7 +141,7 @@ class OpenRecipe:
     async def score(
         self, question: Question, messages: Sequence[Message], made: Sequence[Turn]
     ) -> Episode:
-        """The episode that these messages and calls are, with its reward.
+        """Turns messages and calls into an episode with its reward.
 
         Raises ``RewardFunctionError``.
         """
@@ -159,7 +159,7 @@ class OpenRecipe:
     ) -> Episode:
         """The episode as Forage would have played it: a call is a turn, and an answer ends it.
 
-        What stands behind the answer, or behind a call that was not run, does not count.
+        Text after the answer, or after a call that was not run, does not count.
         """
         turns, status = _Reading(self, list(made)).turns(messages)
         config = self.environment.config
@@ -180,7 +180,7 @@ class OpenRecipe:
 
 @dataclass(slots=True)
 class _Reading:
-    """Reads messages into turns; ``made`` are calls that no message has claimed yet."""
+    """Reads messages into turns; ``made`` are calls not yet matched to a message."""
 
     recipe: OpenRecipe
     made: list[Turn]
@@ -194,7 +194,7 @@ class _Reading:
         return self.read, Status.OUT_OF_TURNS
 
     def _message(self, message: Message) -> Status | None:
-        """Append the turns of a message; the status if the episode ends with it."""
+        """Appends the turns of a message; returns the status if the episode ends with it."""
         action = self.recipe.protocol.parse(message.text)
         match action:
             case Answer(text):
@@ -205,7 +205,7 @@ class _Reading:
                 self.read.append(Turn(message.text, ActionKind.INVALID, reason))
                 is_over = self.recipe.environment.ends_with(action, is_cut=False)
                 return Status.OUT_OF_TURNS if is_over else None
-            case Search() | Call() if not message.calls:  # spelt so that the other did not see it
+            case Search() | Call() if not message.calls:  # the other program did not parse it
                 self.read.append(Turn(message.text, _kind(action), action.text))
                 return Status.OUT_OF_TURNS
         text = message.text
@@ -230,7 +230,7 @@ class _Reading:
         if place is not None and is_shown:
             self.read.append(replace(self.made.pop(place), sampled=sampled))
             return None
-        # Never run, or its result did not fit: what the policy could not read it did not see.
+        # Never run, or its result did not fit: the policy saw no result.
         action = tool.read(dict(arguments))
         is_invalid = isinstance(action, Invalid)
         self.read.append(Turn(sampled, _kind(action), action.reason if is_invalid else action.text))
@@ -248,20 +248,20 @@ def _kind(action: Search | Call | Invalid) -> ActionKind:
 
 
 def _key(name: str, arguments: Mapping[str, Any]) -> str:
-    """What a call is recognised by when its message is read.
+    """Identifies a call, so that it can be found when its message is read.
 
-    An argument that is null counts as left out: a door may leave it out, or fill it in.
+    Null arguments are ignored: another program may leave them out or fill them in.
     """
-    said = {key: value for key, value in arguments.items() if value is not None}
-    return f"{name} {sorted(said.items(), key=lambda item: item[0])!r}"
+    given = {key: value for key, value in arguments.items() if value is not None}
+    return f"{name} {sorted(given.items(), key=lambda item: item[0])!r}"
 
 
 def _place(turn: Turn, made: Sequence[Turn]) -> int:
-    """Where this very turn stands, not one that is equal to it."""
+    """The index of this very turn, not of an equal one."""
     return next(place for place, other in enumerate(made) if other is turn)
 
 
 def _up_to_the_answer(text: str) -> str:
-    """The text up to the first closing tag of an answer, where a turn of Forage ends."""
+    """The text up to the first closing answer tag, where a turn of Forage ends."""
     opening = text.find(ANSWER_OPEN)
     return text[: text.find(ANSWER_CLOSE, opening) + len(ANSWER_CLOSE)]

@@ -1,6 +1,6 @@
-"""A tool as a function, whose signature and docstring tell a model how it is called.
+"""Turns a tool into a function whose signature and docstring tell a model how to call it.
 
-TRL reads docstrings in Google's style, servers of the Model Context Protocol read annotations.
+TRL reads docstrings in Google's style; MCP servers read annotations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TYPES = {
 
 
 def described(call: Function, tool: Tool, is_method: bool = False) -> Function:
-    """``call`` itself, which takes ``**arguments``, with the name and the arguments of ``tool``."""
+    """``call``, which takes ``**arguments``, with the name and the arguments of ``tool``."""
     properties = (tool.shown or tool.parameters).get("properties", {})
     required = tool.parameters.get("required", ())
     meanings = {name: _meaning(name, schema) for name, schema in properties.items()}
@@ -52,7 +52,7 @@ def described(call: Function, tool: Tool, is_method: bool = False) -> Function:
 
 
 def given(arguments: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
-    """The arguments without those that were left out, which come as None."""
+    """The arguments without those left out by the caller, which arrive as None."""
     required = tool.parameters.get("required", ())
     return {k: v for k, v in arguments.items() if v is not None or k in required}
 
@@ -62,7 +62,7 @@ def _meaning(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _type_of(schema: Mapping[str, Any]) -> Any:
-    """The annotation that becomes this schema again."""
+    """The annotation from which this schema would be derived."""
     if "anyOf" in schema:
         return reduce(or_, map(_type_of, schema["anyOf"]))
     if "enum" in schema:

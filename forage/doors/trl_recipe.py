@@ -1,8 +1,8 @@
-"""A recipe in TRL: ``GRPOTrainer`` plays and learns, the tools and the reward are the recipe's.
+"""A recipe in TRL: ``GRPOTrainer`` plays and learns with the recipe's tools and reward.
 
-TRL makes an environment for each rollout and takes its public methods as tools, which it describes
-to the model by their signatures and docstrings; both are made here of the tools' JSON schemas.
-Nothing of TRL is imported. docs/doors.md shows the use.
+TRL creates an environment for each rollout and uses its public methods as tools, which it describes
+to the model by their signatures and docstrings; both are generated here from the tools' JSON
+schemas. Nothing of TRL is imported. docs/doors.md shows how to use it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class TrlRecipe:
     environment_factory=recipe.environment)``."""
 
     def __init__(self, config: RunConfig | Path | str, *overrides: str) -> None:
-        """Read the recipe and its questions, wait for its search server; raises ``UserError``."""
+        """Reads the recipe and its questions, waits for its search server; raises ``UserError``."""
         self._recipe = OpenRecipe(config, *overrides)
         config = self._recipe.config
         if config.data.train is None:
             raise UserError("data.train is missing: name a file of questions")
         for tool in self._recipe.tools:
             if tool.name in _TAKEN:
-                raise UserError(f"TRL has a use of its own for the name {tool.name}; rename it")
+                raise UserError(f"TRL reserves the tool name {tool.name}; rename the tool")
         questions, _ = training_questions(config.data, config.seed)
         self._questions = {question.id: question for question in questions}
         self._loop = LoopThread("forage-trl")
@@ -54,7 +54,7 @@ class TrlRecipe:
 
     @property
     def dataset(self) -> Dataset:
-        """The questions to train on: ``prompt``, ``id``, ``golden_answers``, ``data_source``."""
+        """The training questions: ``prompt``, ``id``, ``golden_answers``, ``data_source``."""
         rows = [
             {
                 "prompt": [{"role": "user", "content": self._recipe.prompt(question)}],
@@ -79,9 +79,9 @@ class TrlRecipe:
     ) -> list[float | None]:
         """The reward of each rollout; None for one that Forage would not learn from.
 
-        The means of its parts are logged as ``forage/PART``. Raises ``RewardFunctionError``.
+        Logs the means of its components as ``forage/PART``. Raises ``RewardFunctionError``.
         """
-        del columns  # TRL gives every column of the dataset
+        del columns  # TRL passes every column of the dataset
         rewards: list[float | None] = []
         parts: defaultdict[str, list[float]] = defaultdict(list)
         for completion, rollout in zip(completions, environments, strict=True):
@@ -95,7 +95,7 @@ class TrlRecipe:
         return rewards
 
     def close(self) -> None:
-        """End the connections; harmless when repeated, and done when Python ends."""
+        """Closes the connections; may be repeated, and runs when Python ends."""
         atexit.unregister(self.close)
         if self._loop.is_running:
             self._loop.run(self._recipe.__aexit__())
@@ -103,7 +103,7 @@ class TrlRecipe:
 
 
 class _Rollout:
-    """One rollout at a time; its public methods besides ``reset`` are the tools of the recipe."""
+    """One rollout at a time; its public methods except ``reset`` are the recipe's tools."""
 
     def __init__(self, recipe: TrlRecipe) -> None:
         self._recipe = recipe
@@ -111,7 +111,7 @@ class _Rollout:
         self._made: list[Turn] = []
 
     def reset(self, id: str, **columns: Any) -> None:
-        """Begin with the question of a row of the dataset."""
+        """Starts with the question of a row of the dataset."""
         del columns
         self._question = self._recipe._questions[id]
         self._made = []
@@ -131,7 +131,7 @@ class _Rollout:
 
 
 def _messages(completion: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """TRL's messages of one rollout: those of the policy, each with how many results follow it."""
+    """The policy's messages in TRL's rollout, each with the number of results that follow it."""
     messages: list[Message] = []
     for place, said in enumerate(completion):
         if said["role"] != "assistant":
@@ -151,7 +151,7 @@ def _messages(completion: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def _method(tool: Tool) -> Callable[..., str]:
-    """A method that calls ``tool``, as TRL shows it."""
+    """A method that calls ``tool``, in the form that TRL shows to the model."""
 
     def call(self: _Rollout, **arguments: Any) -> str:
         return self._call(tool, arguments)

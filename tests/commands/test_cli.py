@@ -36,9 +36,9 @@ FORAGE = (sys.executable, "-m", "forage")
             "'--sed'; did you mean --seed?",
         ),
         (["data", "wrld"], "'wrld'"),
-        (["data", "world", "--size", "0", "--out", "x"], "'0' is not a whole number from 1 up"),
+        (["data", "world", "--size", "0", "--out", "x"], "'0' is not a whole number of at least 1"),
         (["serve", "x", "--port", "65536"], "'65536' is not a whole number from 0 to 65535"),
-        (["serve", "x", "--max-topk", "0"], "'0' is not a whole number from 1 up"),
+        (["serve", "x", "--max-topk", "0"], "'0' is not a whole number of at least 1"),
         (["serve", "x", "--deadline", "0"], "'0' is not a number of seconds above 0"),
         (["serve", "x", "--token", "a", "--token-file", "b"], "leave one of them out"),
         (["serve", "x", "--topk", "9", "--max-topk", "8"], "--topk 9 is above --max-topk 8"),
@@ -361,7 +361,10 @@ def test_a_log_that_goes_to_a_file_has_a_line_for_each_message(tmp_path: Path) -
     done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True)
     assert done.returncode == 0
     [line] = done.stderr.splitlines()
-    made = r" INFO +\S+: 200 articles, \d+ questions to train on, \d+ to test with; next: forage"
+    made = (
+        r" INFO +Wrote \S+: 200 articles, \d+ training questions and \d+ test questions\. "
+        "Next: forage"
+    )
     assert re.search(made, line)
     assert line.endswith(f"--corpus {out}/corpus.jsonl --out {out}/index")
 

@@ -14,7 +14,7 @@ def test_questions_are_written_only_where_the_ending_says_the_form(
     questions = tmp_path / "q.jsonl"
     questions.write_text('{"question": "Which town?", "answers": ["Rome"]}\n')
     assert main(f"data convert {questions} --out {tmp_path}/q.csv".split()) == 2
-    assert "must end in .jsonl or .parquet" in capsys.readouterr().err
+    assert "must end in .jsonl (Forage) or .parquet (Search-R1)" in capsys.readouterr().err
     assert not (tmp_path / "q.csv").exists()
 
 

@@ -284,14 +284,14 @@ def test_what_is_no_address_is_an_error_of_the_users(
 ) -> None:
     """It was said not to answer: cannot be reached (NonHttpUrlClientError)."""
     assert main(["doctor", "--server", url]) == 2
-    assert f"{url!r} is no address; http://127.0.0.1:8000" in capsys.readouterr().err
+    assert f"{url!r} is not an address such as http://127.0.0.1:8000" in capsys.readouterr().err
 
 
 def test_recipes_beside_a_server_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """They were read by nobody, as if model and tokenizer had been compared."""
     for arguments in (["recipe.yaml"], ["--recipes"]):
         assert main(["doctor", *arguments, "--server", "http://127.0.0.1:9"]) == 2
-        assert "--server looks at a server alone" in capsys.readouterr().err
+        assert "--server checks only a server" in capsys.readouterr().err
 
 
 def test_an_address_where_nothing_answers_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,12 +95,12 @@ def test_vectors_are_built_with_what_was_said(texts: Path, model: Path, tmp_path
         ("--no-normalise", "--normalise has no effect here: the backend is bm25"),
         ("--query-encoder Q", "--query-encoder has no effect here"),
         ("--restart", "--restart has no effect here: the backend is bm25"),
-        ("--adopt F --encoder E --backend flat", "--backend has no effect here: --adopt takes"),
-        ("--adopt F --encoder E --lists 3", "--lists has no effect here: --adopt takes"),
-        ("--adopt F --encoder E --b 0", "--b has no effect here: --adopt takes"),  # 0 is False
+        ("--adopt F --encoder E --backend flat", "--backend has no effect here: --adopt imports"),
+        ("--adopt F --encoder E --lists 3", "--lists has no effect here: --adopt imports"),
+        ("--adopt F --encoder E --b 0", "--b has no effect here: --adopt imports"),  # 0 is False
         ("--adopt F", "vectors need an encoder"),
         ("--estimate", "--out has no effect here: --estimate builds nothing"),
-        ("--adopt F --encoder E --size 9", "--size has no effect here: --adopt takes"),
+        ("--adopt F --encoder E --size 9", "--size has no effect here: --adopt imports"),
         ("--overlap 3", "--overlap has no effect here: the lines of"),
         ("--backend faiss", "invalid choice: 'faiss'"),
     ],
@@ -187,7 +187,7 @@ def test_a_table_among_documents_is_left_out_aloud(
     (tmp_path / "own" / "t.csv").write_text("title,text\nParis,It lies on the Seine.\n")
     assert main(f"index --corpus {tmp_path}/own --out {tmp_path}/i".split()) == 0
     said = capsys.readouterr().err
-    assert f"t.csv is a table and was left out: index it with --corpus {tmp_path}" in said
+    assert f"/t.csv, a table: index it with --corpus {tmp_path}" in said
     assert manifest(tmp_path / "i")["num_passages"] == 1
 
 

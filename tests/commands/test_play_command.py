@@ -13,7 +13,7 @@ from rich.console import Console
 
 from forage.commands import play_command
 from forage.commands.cli import main
-from forage.commands.play_command import Telling, episode_panel
+from forage.commands.play_command import LiveTranscript, episode_panel
 from forage.errors import UserError
 from forage.types import ActionKind, Episode, Origin, Status, Turn
 from tests.fakes import make_question
@@ -89,11 +89,11 @@ def test_a_question_that_cannot_be_played_is_an_error(tmp_path: Path):
 
 def test_an_episode_is_told_while_it_is_played_each_part_in_its_style():
     console = Console(file=(file := io.StringIO()), force_terminal=True, color_system="standard")
-    telling = Telling(console)
+    transcript = LiveTranscript(console)
     for text in ("<th", "ink>", "hm", "</think>", "<answer>", "Tiber", "</answer>"):
-        telling.hear(Origin.SAMPLED, text)
-    telling.hear(Origin.OBSERVATION, "Doc 1 \x1b[2J[bold]")
-    telling.end(episode(Turn("<answer>Tiber</answer>", ActionKind.ANSWER, "Tiber")))
+        transcript.show(Origin.SAMPLED, text)
+    transcript.show(Origin.OBSERVATION, "Doc 1 \x1b[2J[bold]")
+    transcript.end(episode(Turn("<answer>Tiber</answer>", ActionKind.ANSWER, "Tiber")))
     text = file.getvalue()
     for part in ("\x1b[3mhm", "\x1b[1;32mTiber", "\x1b[2mDoc 1 ␛[2J[bold]", "Tiber · answered"):
         assert part in text
@@ -103,7 +103,8 @@ def test_an_episode_is_told_while_it_is_played_each_part_in_its_style():
 def test_no_control_character_of_a_passage_reaches_the_terminal():
     """Escape was replaced alone; to many terminals U+009B is the same as escape and a bracket."""
     console = Console(file=(file := io.StringIO()), force_terminal=True, color_system=None)
-    Telling(console).hear(Origin.OBSERVATION, "Doc 1 \x9b2J \x9d0;title\x9c \x00 \u202eoblique")
+    live = LiveTranscript(console)
+    live.show(Origin.OBSERVATION, "Doc 1 \x9b2J \x9d0;title\x9c \x00 \u202eoblique")
     text = file.getvalue()
     assert text.isprintable()
     assert "oblique" in text
@@ -140,8 +141,8 @@ def test_a_terminal_hears_a_model_as_it_plays_and_what_it_hears_is_the_episode(
     heard: list[tuple[Origin, str]] = []
     ended: list[Episode] = []
     monkeypatch.setattr(play_command, "Console", lambda: Console(force_terminal=True, quiet=True))
-    monkeypatch.setattr(Telling, "hear", lambda self, *piece: heard.append(piece))
-    monkeypatch.setattr(Telling, "end", lambda self, episode: ended.append(episode))
+    monkeypatch.setattr(LiveTranscript, "show", lambda self, *piece: heard.append(piece))
+    monkeypatch.setattr(LiveTranscript, "end", lambda self, episode: ended.append(episode))
     assert play(WARM, "Who founded it?", "environment.max_tokens=1024") == 0
     (told,) = ended
     expected = "".join(turn.sampled + turn.observation for turn in told.turns)
@@ -168,7 +169,9 @@ def test_a_directory_that_is_neither_run_nor_model_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert play(tmp_path, "why?") == 2
-    assert "holds neither the config.yaml of a run nor the config.json" in capsys.readouterr().err
+    assert (
+        "contains neither the config.yaml of a run nor the config.json" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.usefixtures("_logging")
@@ -178,7 +181,7 @@ def test_an_address_in_place_of_a_path_is_named_as_it_was_written(
 ):
     """It was shown as ``http:/x``: a path had been made of it."""
     assert main([command, "http://x"]) == 2
-    assert "http://x is an address, and a file or a directory" in capsys.readouterr().err
+    assert "http://x is a URL, but a file or directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -197,13 +200,13 @@ def test_the_question_may_stand_anywhere(
 ):
     """Behind an option it was taken for a setting: "override 'Who?' is not of the form ..."."""
     found: list[object] = []
-    read = play_command._asked
+    read = play_command._question_and_overrides
 
     def asked_and_no_further(args: Namespace) -> tuple[str | None, list[str]]:
         found.append(read(args))
         raise UserError("far enough")
 
-    monkeypatch.setattr(play_command, "_asked", asked_and_no_further)
+    monkeypatch.setattr(play_command, "_question_and_overrides", asked_and_no_further)
     assert main(["play", "model", *words]) == 2
     assert found == [(asked, settings)]
 

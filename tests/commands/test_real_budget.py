@@ -84,12 +84,12 @@ def test_what_was_chosen_stays_when_a_run_goes_on(tmp_path: Path) -> None:
 def test_a_number_that_is_asked_for_holds_and_another_one_later_is_refused(tmp_path: Path) -> None:
     """``--steps 50`` for a run of 12 steps changed nothing, and nobody said so."""
     path = tmp_path / "run" / "real.json"
-    RunNotes.open(path, {}).ask(steps=12, num_questions=None)
+    RunNotes.open(path, {}).choose_given(steps=12, num_questions=None)
     notes = RunNotes.open(path, {})
-    notes.ask(steps=12, num_questions=None)
+    notes.choose_given(steps=12, num_questions=None)
     notes.choose(num_questions=16)
     with pytest.raises(UserError, match="has 12 of --steps, not 50"):
-        notes.ask(steps=50, num_questions=None)
+        notes.choose_given(steps=50, num_questions=None)
     assert RunNotes.open(path, {}).chosen == {"steps": 12, "num_questions": 16}
 
 
@@ -116,7 +116,7 @@ def test_a_run_that_did_nothing_yet_may_begin_with_other_settings(tmp_path: Path
     with RunNotes.open(path, {"minutes": "110.0"}).phase("model"):
         pass
     notes = RunNotes.open(path, {"minutes": "20.0"})
-    assert (notes.told, notes.seconds) == ({"minutes": "20.0"}, {})
+    assert (notes.settings, notes.seconds) == ({"minutes": "20.0"}, {})
 
 
 @pytest.mark.parametrize(("device", "tile_rows"), [("cpu", 8), ("cuda", 32)])

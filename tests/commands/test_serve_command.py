@@ -113,7 +113,7 @@ def test_several_sources_are_taken_in_order(asked: list[ServeSettings]):
         ("serve x --rerank-trust-remote-code", "--rerank-trust-remote-code has no effect"),
         ("serve x --rerank-batch 3", "--rerank-batch has no effect without --rerank"),
         ("serve x --b 1.5", "--b: Input should be less than or equal to 1"),
-        ("serve x --k1=-1", "'-1' is not a number from 0 up"),
+        ("serve x --k1=-1", "'-1' is not a number of at least 0"),
         ("serve --rerank x", "required: SOURCE"),
         ("serve x --page-url https://w.org", "'https://w.org' lacks {title}"),
         ("shards", "required: KIND"),

@@ -128,7 +128,7 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path):
     )
     narrow = {"max_turn_tokens": 4}
     for changes, complaint in (
-        ({"data": plain}, r"no question of .*plain.jsonl says how it is solved"),
+        ({"data": plain}, r"no question of .*plain.jsonl contains its solution"),
         ({"data": {"train": None}}, "data.train is missing"),
         ({"warm_start": empty}, "is left to learn from: kept 0 of 0 episodes"),
         ({"warm_start": absent}, r"absent.jsonl"),
@@ -203,5 +203,5 @@ def test_what_adapters_drop_is_a_function_of_the_seed(tmp_path: Path):
 
 
 def test_without_adapters_none_can_be_written(tmp_path: Path):
-    with pytest.raises(UserError, match="there is no adapter to write; leave --adapter out"):
+    with pytest.raises(UserError, match="there are no adapters to write; leave --adapter out"):
         run_sft(config_of(tmp_path), tmp_path / "model", adapter_only=True)

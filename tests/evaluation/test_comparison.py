@@ -212,4 +212,4 @@ def test_a_file_that_is_no_evaluation_is_named(
     assert expected in err
     assert "bad.json" in err
     assert main(["compare", str(good), str(good), "--out", str(tmp_path / "c.pdf")]) == 2
-    assert "let it end in .html, .md or .json" in capsys.readouterr().err
+    assert "must end in .html, .md or .json" in capsys.readouterr().err

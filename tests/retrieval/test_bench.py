@@ -45,9 +45,9 @@ def test_each_request_is_counted_and_the_figures_are_kept(
     assert within == sorted(within)
     assert 0 < within[0] <= within[-1] <= figures["total_s"]
     said = " ".join(capsys.readouterr().out.split())
-    assert "7 clients, one query a request" in said
+    assert "7 clients, one query per request" in said
     assert (
-        "40 different queries: the server may have answered the repeated ones from a cache" in said
+        "40 different queries: the server may have answered repeated ones from a cache" in said
     )
 
 
@@ -87,10 +87,10 @@ def test_a_server_that_answers_no_queries_with_an_error_costs_no_failure(
     ("url", "said"),
     [
         ("http://127.0.0.1:9", "nothing answers at http://127.0.0.1:9"),
-        ("localhost:8000", "'localhost:8000' is no address"),
-        ("http://[::1", "'http://[::1' is no address"),
-        ("http://a:99999", "'http://a:99999' is no address"),
-        ("http://", "'http://' is no address"),
+        ("localhost:8000", "'localhost:8000' is not an address"),
+        ("http://[::1", "'http://[::1' is not an address"),
+        ("http://a:99999", "'http://a:99999' is not an address"),
+        ("http://", "'http://' is not an address"),
     ],
 )
 def test_a_server_that_is_not_there_is_told_before_anything_is_counted(
@@ -120,7 +120,7 @@ def test_a_token_is_asked_for_and_taken_from_the_environment(
     asked = ["bench", url, "--questions", str(questions), "--clients", "2", "--requests", "4"]
     monkeypatch.delenv("FORAGE_TOKEN", raising=False)
     assert main(asked) == 2
-    assert "wants a token (status 401)" in capsys.readouterr().err
+    assert "requires a token (status 401)" in capsys.readouterr().err
     monkeypatch.setenv("FORAGE_TOKEN", "letmein")
     assert main(asked) == 0
 

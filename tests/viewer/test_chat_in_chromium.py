@@ -125,7 +125,7 @@ def test_other_machines_are_refused_and_so_is_a_question_besides(
     assert main(["play", str(WARM), "--web", "--host", "0.0.0.0"]) == 2
     assert "other machines can reach host" in capsys.readouterr().err
     assert main(["play", str(WARM), "Who founded it?", "--web"]) == 2
-    assert "questions are typed in the browser" in capsys.readouterr().err
+    assert "takes its questions in the browser" in capsys.readouterr().err
 
 
 def test_a_browser_that_goes_away_ends_the_episode():

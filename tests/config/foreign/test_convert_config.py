@@ -394,7 +394,7 @@ def test_the_command_prints_a_trainers_table(name: str, capsys: pytest.CaptureFi
     ("name", "text", "expected"),
     [
         ("a.sh", "echo hello\n", "sets nothing"),
-        ("a.yaml", "colour: red\n", "name one with --trainer"),
+        ("a.yaml", "colour: red\n", "set --trainer"),
         ("a.yaml", "- 1\n- 2\n", "has no keys"),
         ("a.yaml", "a: [\n", "is not valid YAML"),
         ("a.yaml", "a: &x {b: *x}\n", "is not valid YAML: a value holds itself"),

@@ -655,7 +655,7 @@ def test_what_would_train_something_else_is_refused(
     """Such a value stood in a comment, and the recipe trained with our default."""
     place = tuple(key.split(".")) if name == "rlinf" else (key,)
     project = PROJECTS[name].changed(file, place, value)
-    with pytest.raises(UserError, match=rf"asks for what Forage cannot do.*\n  {key} = "):
+    with pytest.raises(UserError, match=rf"requests what Forage cannot do.*\n  {key} = "):
         convert(project.write(tmp_path))
 
 

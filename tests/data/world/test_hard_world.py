@@ -125,4 +125,4 @@ def test_the_command_writes_it_and_names_a_skill_that_it_does_not_know(
     assert main(command) == 0
     assert "world-comparison" in (out / "train.jsonl").read_text(encoding="utf-8")
     assert main([*command, "flying"]) == 2
-    assert "there is no skill flying" in capsys.readouterr().err
+    assert "unknown skill flying" in capsys.readouterr().err

@@ -268,10 +268,10 @@ def test_large_models_are_several_files_with_an_index(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name either the output_dir of a run, or another's checkpoint with --from"),
-        (["run", "--from", "x"], "name either the output_dir of a run"),
-        (["--from", "x", "--step", "1"], "--step and --adapter are for a run of Forage"),
-        (["run", "--base", "x"], "--base goes with --from"),
+        ([], "name a run's output_dir, or another trainer's checkpoint with --from"),
+        (["run", "--from", "x"], "name a run's output_dir"),
+        (["--from", "x", "--step", "1"], "--step and --adapter need a Forage run"),
+        (["run", "--base", "x"], "--base requires --from"),
         (["--from", "nowhere"], "there is no directory nowhere"),
     ],
 )
