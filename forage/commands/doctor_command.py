@@ -152,9 +152,9 @@ def run_doctor(console: Console | None = None) -> bool:
     can_run = all(finding.verdict is not Verdict.FAILURE for finding in findings)
     console.print(findings_table(findings))
     if can_run:
-        console.print("The demo can run on this machine: [bold]forage demo[/bold]")
+        console.print("The demo can run here: [bold]forage demo[/bold]")
     else:
-        console.print("The demo cannot run on this machine yet: fix the failures above.")
+        console.print("The demo cannot run here yet: fix the failures above.")
     return can_run
 
 

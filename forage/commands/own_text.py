@@ -98,7 +98,7 @@ def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
 
     columns = NamedColumns(tuple(args.text_column or ("text",)), args.title_column, args.id_column)
     if not path.exists():
-        raise UserError(f"cannot read the corpus {path}: it does not exist; check the path")
+        raise UserError(f"cannot read the corpus {path}: there is no such file; check the path")
     if is_table(path):
         return read_table(path, columns)
     tables = without_links_out(path, filter(is_table, path.glob("*"))) if path.is_dir() else []

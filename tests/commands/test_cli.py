@@ -39,10 +39,10 @@ FORAGE = (sys.executable, "-m", "forage")
         (["data", "world", "--size", "0", "--out", "x"], "'0' is not a whole number of at least 1"),
         (["serve", "x", "--port", "65536"], "'65536' is not a whole number from 0 to 65535"),
         (["serve", "x", "--max-topk", "0"], "'0' is not a whole number of at least 1"),
-        (["serve", "x", "--deadline", "0"], "'0' is not a number of seconds above 0"),
+        (["serve", "x", "--deadline", "0"], "'0' is not a positive number of seconds"),
         (["serve", "x", "--token", "a", "--token-file", "b"], "leave one of them out"),
         (["serve", "x", "--topk", "9", "--max-topk", "8"], "--topk 9 is above --max-topk 8"),
-        (["real", "--minutes", "0"], "'0' is not a number of minutes above 0"),
+        (["real", "--minutes", "0"], "'0' is not a positive number of minutes"),
         (["recipes", "please"], "unknown argument 'please'"),
     ],
 )
@@ -120,8 +120,8 @@ def test_help_gives_a_default_once_and_none_where_there_is_none(
     with pytest.raises(SystemExit):
         main(["data", "world", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "drawn from (default 0)" in text
-    assert "articles of the encyclopedia --seed" in text
+    assert "seed of the world (default 0)" in text
+    assert "articles in the encyclopedia --seed" in text
     assert all(text.count("default") <= 1 for text in helps("demo"))
 
 

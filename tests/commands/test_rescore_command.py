@@ -86,7 +86,7 @@ def test_episodes_of_ours_are_read_as_if_search_r1_had_asked(tmp_path: Path):
         ({"output": RIGHT}, "line 1 cannot be rescored: it has no golden answers"),
         ({"gts": ["Tiber"], "answer": "x"}, "it has the keys answer, gts; needed are text"),
         ({"output": RIGHT, "gts": []}, "it has no golden answers"),
-        ({"output": 3, "gts": ["Tiber"]}, "must be texts"),
+        ({"output": 3, "gts": ["Tiber"]}, "must be strings"),
         ({"output": RIGHT, "gts": ["Tiber"], "score": "high"}, "could not convert"),
     ],
 )

@@ -162,7 +162,7 @@ def test_what_could_archive_nothing_is_refused():
 def test_what_has_one_context_an_episode_is_refused():
     tools = {"protocol": "tools", "keep_observations": 1}
     config = build_config({"model": {"path": "nowhere"}, "environment": tools})
-    with pytest.raises(UserError, match="one context an episode"):
+    with pytest.raises(UserError, match="one context per episode"):
         OpenRecipe(config)
     endpoint = {"url": "http://127.0.0.1:1/v1", "form": "chat", "served_model": "m"}
     model = {"path": "nowhere", "endpoint": endpoint}

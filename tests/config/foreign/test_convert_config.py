@@ -420,7 +420,7 @@ def test_the_command_writes_a_recipe_once_and_says_what_comes_next(
     assert main(["convert-config", str(script), "--out", str(out)]) == 0
     assert f"forage train {out} --dry-run" in capsys.readouterr().out
     assert main(["convert-config", str(script), "--out", str(out)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["convert-config", str(tmp_path / "none.sh")]) == 2
     assert "cannot read" in capsys.readouterr().err
     assert main(["train", str(out), "--dry-run"]) == 0
