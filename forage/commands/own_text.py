@@ -120,7 +120,7 @@ def _unlike(documents: Iterator[OwnDocument]) -> Iterator[OwnDocument]:
     for document in documents:
         if document.id in seen:
             place = f"{document.fields['file']}, row {document.fields.get('row')}"
-            raise UserError(f"{place}: another row has the id {document.id!r}; make ids unique")
+            raise UserError(f"{place}: another row has the id {document.id!r}; ids must be unique")
         seen.add(document.id)
         yield document
 
