@@ -228,7 +228,12 @@ def test_an_index_is_replaced_only_where_that_was_asked_for(
         ("corpus.csv", "name\nAda\n", "", "no column 'text'; it has name. Name its columns"),
         ("t.csv", "id,text\n1,a\n1,b\n", "", "t.csv, row 2: another row has the id '1'; ids must"),
         ("notes.txt", "Ada", "--text-column a", "need a table .* contains none"),
-        ("notes.txt", "Ada", "--size 5 --overlap 5", "overlap of 5 is not below the 5"),
+        (
+            "notes.txt",
+            "Ada",
+            "--size 5 --overlap 5",
+            "overlap of 5 is not below the passage size of 5",
+        ),
         ("notes.txt", "Ada", "--tokenizer nowhere", "nowhere has no tokenizer.json"),
         ("picture.png", "", "", "contains no passages"),
         ("", "", "", "contains no documents; supported are .txt, .md"),
