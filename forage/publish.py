@@ -1,9 +1,9 @@
-"""The way of new weights from the trainer to the engine, under a new policy version.
+"""Brings new weights from the trainer to the engine, under a new policy version.
 
-In one process the engine samples with the trainer's own tensors: nothing travels, and only the
-version moves. Gradients are computed while the engine samples on; from the first change of a weight
-until the new version is out it samples nothing. Servers have copies (``weight_update.py``): they
-sample on while weights change, and stop while they take them.
+In one process the engine samples with the trainer's own tensors: nothing is copied, and only the
+version changes. The engine keeps sampling while gradients are computed, and stops from the first
+change of a weight until the new version is published. Servers have copies (``weight_update.py``):
+they sample while weights change, and pause while they receive them.
 """
 
 from __future__ import annotations
@@ -51,41 +51,41 @@ from forage.training.trainer import Trainer
 
 
 class Updated(Protocol):
-    """What is updated: the engine in this process, or the servers behind the engine."""
+    """The target of an update: the engine in this process, or the engine's servers."""
 
     def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
-        """A context in which the weights may change: no token is sampled until it ends.
+        """A context in which the weights may change: no token is sampled with half-changed weights.
 
-        ``version`` is asked at its end: it gives the policy version of the tokens that follow,
-        also of those that go on with a turn begun before.
+        ``version`` is called at its end and returns the policy version of all later tokens,
+        including those of turns in flight.
         """
         ...
 
 
 class Publisher(AbstractContextManager[None]):
-    """Brings the trainer's weights to the engine; ``with`` it, on any thread, to change them.
+    """Brings the trainer's weights to the engine; enter it, on any thread, to change weights.
 
-    Such a change begins an update of the engine, which lasts until ``publish``.
+    Entering it starts an update of the engine, which lasts until ``publish``.
     """
 
     def __init__(self, engine: Updated, trainer: AnyTrainer) -> None:
-        """Made on the event loop that the engine is used on."""
+        """Create it on the engine's event loop."""
         self._engine = engine
         self._trainer = trainer
         self._loop = asyncio.get_running_loop()
         self._update: AsyncExitStack | None = None
 
     async def begin(self) -> None:
-        """The engine lets go of the weights, if it has not yet."""
+        """Starts an update of the engine, unless one is in progress."""
         if self._update is None:
             update = AsyncExitStack()
             await update.enter_async_context(self._engine.updating(lambda: self._trainer.version))
             self._update = update
 
     async def publish(self) -> None:
-        """From now on turns are sampled with the weights as they are, under their version."""
+        """Finishes the update: turns are sampled with the current weights and their version."""
         await self.begin()
-        assert self._update is not None, "it has just begun"
+        assert self._update is not None, "begin() sets it"
         update, self._update = self._update, None
         await update.aclose()
 
@@ -93,7 +93,7 @@ class Publisher(AbstractContextManager[None]):
         asyncio.run_coroutine_threadsafe(self.begin(), self._loop).result()
 
     def __exit__(self, *_: object) -> None:
-        """The engine waits on: more weights may change before the version is out."""
+        """Leaves the update open: more weights may change before ``publish``."""
 
 
 @asynccontextmanager
@@ -104,10 +104,10 @@ async def open_sampling(
     hosts: Callable[[], Sequence[ServerHost]],
     trainer: AnyTrainer | None = None,
 ) -> AsyncIterator[tuple[Engine, Updated]]:
-    """The engine of a run, with its servers at ``hosts``, and what brings it weights.
+    """Opens a run's engine, with its servers on ``hosts``, and the target of its updates.
 
-    ``trainer`` has the weights; None: those of ``model`` are to be brought. Raises ``UserError``
-    where a server cannot be started.
+    The weights come from ``trainer``, or from ``model`` if it is None. Raises ``UserError`` if a
+    server cannot be started.
     """
     async with (
         open_servers(config, hosts) as servers,
@@ -125,16 +125,16 @@ async def open_updates(
     model: PreTrainedModel,
     trainer: AnyTrainer | None = None,
 ) -> AsyncIterator[Updated]:
-    """What brings the weights to the engine; servers that come late get them, too.
+    """Opens the target of the engine's updates; servers that are late get the weights too.
 
-    They are those of ``trainer``, and without one those of ``model``.
+    The weights come from ``trainer``, or from ``model`` if it is None.
     """
     settings = config.placement.engine
     if isinstance(engine, TorchEngine):
         yield engine
         return
     assert isinstance(engine, ServedEngine), "weights behind model.endpoint cannot be replaced"
-    assert settings.kind != "torch", "servers are named in placement.engine"
+    assert settings.kind != "torch", "placement.engine names servers"
     folder = config.output_dir / "published"
     tensors = tensors_of(shapes_by_name(model))
     if settings.transfer == "group":
@@ -146,7 +146,7 @@ async def open_updates(
         transport = GroupTransport(sender, settings.update_timeout_s)
     elif settings.transfer == "adapters" and has_adapters(model):
         write = trainer.write_learnt if trainer is not None else partial(write_learnt, model)
-        columns = cache(partial(columns_of_base, model, trainer))  # they stay as they are
+        columns = cache(partial(columns_of_base, model, trainer))  # they never change
         check = partial(check_base, tensors=tensors, columns=columns)
         transport = DiskTransport(write, folder, load_adapters, check)
     else:
@@ -167,7 +167,7 @@ async def open_updates(
 
 
 def _text_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> list[float]:
-    """By the trainer's own forward pass; the model's attention stays its caller's."""
+    """Computes log-probabilities with the trainer's forward pass, and restores the attention."""
     before: str = vars(model.config)["_attn_implementation_internal"] or "sdpa"
     attention.install(model)
     try:
@@ -177,15 +177,15 @@ def _text_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> list[flo
 
 
 def columns_of_base(model: PreTrainedModel, trainer: AnyTrainer | None) -> Columns:
-    """By which servers know the base of the adapters; it may block."""
+    """First columns of the base weights, by which a server recognises its base model; blocks."""
     if not isinstance(trainer, TrainerRanks):
         return first_columns(model)
-    trainer.put_beside(_BaseOfRank)
-    return trainer.ask_beside("columns")
+    trainer.attach(_BaseOfRank)
+    return trainer.call_attached("columns")
 
 
 class _BaseOfRank:
-    """A rank's part of the base; the ranks are asked together."""
+    """A rank's part of the base model; all ranks are called together."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._model = trainer.model
@@ -201,18 +201,18 @@ def _sender_of(
     return WeightSender(weights, device, partial(shapes_by_name, model), is_first, dtype)
 
 
-def _sender_beside(dtype: torch.dtype | None, trainer: Trainer) -> WeightSender:
-    """What a rank sends with; the first rank is in the group with the servers' workers."""
+def _sender_of_rank(dtype: torch.dtype | None, trainer: Trainer) -> WeightSender:
+    """A rank's sender; only the first rank joins the group with the servers' workers."""
     return _sender_of(trainer.model, trainer.device, dtype, is_first=dist.get_rank() == 0)
 
 
 class SenderOfRanks:
-    """A ``Sender`` of weights that ranks hold in parts: each call goes to all of them."""
+    """A ``Sender`` of weights that are sharded over ranks: each call goes to all ranks."""
 
     def __init__(self, trainer: TrainerRanks, dtype: torch.dtype | None = None) -> None:
-        """``dtype``: as ``WeightSender``'s."""
-        trainer.put_beside(partial(_sender_beside, dtype))
-        self._ask = trainer.ask_beside
+        """``dtype``: as for ``WeightSender``."""
+        trainer.attach(partial(_sender_of_rank, dtype))
+        self._ask = trainer.call_attached
 
     def tensors(self) -> Tensors:
         return self._ask("tensors")

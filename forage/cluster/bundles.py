@@ -1,7 +1,7 @@
-"""What ranks and servers ask of a cluster, whether machines have it, and which setting would fit.
+"""Computes the resources a run needs, whether a cluster has them, and which settings would fit.
 
-A bundle is what one machine must have at once: the CPUs and GPUs of one rank or of one server.
-Servers that share the trainer's GPUs ask for nothing: they stand where the ranks are.
+A bundle is a set of resources on one machine: the CPUs and GPUs of one rank or one server. Servers
+that share the trainer's GPUs need no bundle: they run where the ranks are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from forage.config.placement_config import PlacementConfig, RayCluster
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """CPUs and GPUs, asked for or there on one machine."""
+    """CPUs and GPUs that are needed or available on one machine."""
 
     cpus: float
     gpus: float
@@ -25,14 +25,14 @@ class Bundle:
 
 
 def shares_places(placement: PlacementConfig, on_gpus: bool) -> bool:
-    """Whether servers stand where the ranks are."""
+    """Whether servers run on the ranks' machines and GPUs."""
     return placement.num_servers > 0 and (
         placement.engine.offload or (on_gpus and not placement.own_gpus)
     )
 
 
 def bundles_of(placement: PlacementConfig, on_gpus: bool) -> list[Bundle]:
-    """A bundle for each rank, then one for each server that has a place of its own."""
+    """One bundle per rank, then one per server unless servers share the ranks' places."""
     assert isinstance(placement.cluster, RayCluster), "only Ray places actors"
     cpus = placement.cluster.cpus_each
     bundles = [Bundle(cpus, float(on_gpus))] * (placement.num_ranks or 0)
@@ -43,14 +43,15 @@ def bundles_of(placement: PlacementConfig, on_gpus: bool) -> list[Bundle]:
 
 
 def fit(bundles: Sequence[Bundle], machines: Sequence[Bundle]) -> bool:
-    """Whether the machines hold all bundles, the largest placed first."""
+    """Whether all bundles fit on the machines, placing the largest first."""
     return _place(bundles, machines) is not None
 
 
-def side_by_side(machine_of_R: Sequence[Hashable], size: int) -> list[range]:
-    """The ranks whose GPUs each shared server of ``size`` GPUs can take, all on one machine.
+def groups_on_one_machine(machine_of_R: Sequence[Hashable], size: int) -> list[range]:
+    """Groups ranks whose GPUs a shared server of ``size`` GPUs can use, all on one machine.
 
-    Ranks are numbered machine by machine. Six on each of two, four a server: 0 to 3, and 6 to 9.
+    Ranks are numbered machine by machine. For two machines with six ranks each and ``size`` 4, the
+    groups are ranks 0 to 3 and 6 to 9.
     """
     groups: list[range] = []
     first = 0
@@ -62,15 +63,16 @@ def side_by_side(machine_of_R: Sequence[Hashable], size: int) -> list[range]:
 
 
 def nearest_fit(placement: PlacementConfig, on_gpus: bool, machines: Sequence[Bundle]) -> list[str]:
-    """Overrides after which the placement fits, the least change first; none where nothing does.
+    """The smallest overrides that make the placement fit; empty if none do.
 
-    First fewer CPUs for each, which slows them alone; then fewer ranks, then fewer servers.
+    Tries fewer CPUs per bundle first, which only slows them down, then fewer ranks, then fewer
+    servers.
     """
     bundles = bundles_of(placement, on_gpus)
 
     def fits_with(cpus: float) -> bool:
-        asked = [Bundle(cpus, each.gpus) for each in bundles]
-        return _have_room(placement, on_gpus, asked, machines)
+        smaller = [Bundle(cpus, each.gpus) for each in bundles]
+        return _have_room(placement, on_gpus, smaller, machines)
 
     if fits_with(0.0):
         share = int(100 * sum(each.cpus for each in machines) / len(bundles)) / 100
@@ -94,18 +96,18 @@ def _have_room(
     bundles: Sequence[Bundle],
     machines: Sequence[Bundle],
 ) -> bool:
-    """Whether machines hold all bundles, and shared servers each find their GPUs on one of them."""
+    """Whether all bundles fit, and each shared server finds its GPUs on one machine."""
     places = _place(bundles, machines)
     if places is None:
         return False
     if not (on_gpus and shares_places(placement, on_gpus)):
         return True
-    groups = side_by_side(sorted(places), placement.engine.tensor_parallel)
+    groups = groups_on_one_machine(sorted(places), placement.engine.tensor_parallel)
     return placement.num_servers <= len(groups)
 
 
 def _place(bundles: Sequence[Bundle], machines: Sequence[Bundle]) -> list[int] | None:
-    """The machine of each bundle, by its number; None where they do not fit."""
+    """The index of each bundle's machine; None if they do not fit."""
     free, places = list(machines), [0] * len(bundles)
     largest_first = sorted(
         range(len(bundles)), key=lambda i: (bundles[i].gpus, bundles[i].cpus), reverse=True
@@ -123,7 +125,7 @@ def _place(bundles: Sequence[Bundle], machines: Sequence[Bundle]) -> list[int] |
 
 
 def _fewer(placement: PlacementConfig) -> Iterator[tuple[int, int]]:
-    """(servers, ranks) that the placement's other keys allow, the most first."""
+    """Yields smaller (servers, ranks) that the placement's other keys allow, largest first."""
     trainer, most = placement.trainer, placement.num_ranks or 0
     for num_servers in range(placement.num_servers, min(1, placement.num_servers) - 1, -1):
         for num_ranks in range(most, 0, -1):

@@ -1,8 +1,8 @@
-"""vLLM servers that a run starts: started, watched, started again, ended with it.
+"""Starts a run's vLLM servers, watches and restarts them, and stops them with the run.
 
-They stand on this machine, or where Ray has found places (``places.py``). A server that dies, or
-that is said to have failed, is started again on its old address. It comes back with the weights of
-``model.path``; ``publish.py`` gives it the run's before it serves a turn.
+They run on this machine, or where Ray has reserved places (``places.py``). A server that dies or is
+reported as failed is restarted at its old address. It comes back with the weights of
+``model.path``; ``publish.py`` gives it the run's weights before it serves turns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_FAILED_STARTS = 3
 
 
 class ServerRun(Protocol):
-    """One start of a server."""
+    """A running server process."""
 
     @property
     def status(self) -> int | None:
@@ -48,7 +48,7 @@ class ServerRun(Protocol):
 
 
 class ServerHost(Protocol):
-    """The place of one server: a machine, and what the server sees there."""
+    """Where one server runs: a machine, with the server's environment there."""
 
     @property
     def address(self) -> str: ...
@@ -58,7 +58,7 @@ class ServerHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ThisMachine:
-    """A place beside the run itself; use it on the main thread, with which servers end."""
+    """Runs servers on this machine; use it on the main thread, because servers end with it."""
 
     environment: Mapping[str, str]
     address: str = _HOST
@@ -77,15 +77,17 @@ class ThisMachine:
 async def open_servers(
     config: RunConfig, hosts: Callable[[], Sequence[ServerHost]]
 ) -> AsyncIterator[Addresses | None]:
-    """The servers that ``placement.engine`` names, or new ones at ``hosts``; None without servers.
+    """The servers that ``placement.engine`` names, or new ones on ``hosts``; None without servers.
 
-    Raises ``UserError`` where one cannot be started.
+    Raises ``UserError`` if one cannot be started.
     """
     engine = config.placement.engine
     if engine.kind == "torch":
         yield None
     elif engine.kind == "sglang" and not engine.urls:
-        raise UserError("placement.engine is sglang without urls: name servers that you started")
+        raise UserError(
+            "placement.engine is sglang without urls: name the servers that you started"
+        )
     elif engine.urls or engine.kind == "sglang":
         yield Addresses(engine.urls)
     else:
@@ -98,7 +100,7 @@ async def open_servers(
 
 
 class OwnServers:
-    """The servers of one run; make and use it on the main thread's event loop."""
+    """The servers that a run starts; create and use it on the main thread's event loop."""
 
     def __init__(
         self,
@@ -106,18 +108,19 @@ class OwnServers:
         engine: VllmPlacement,
         hosts: Callable[[], Sequence[ServerHost]],
     ) -> None:
-        """Raises ``UserError`` without a vllm command, or for a model that it cannot serve."""
+        """Raises ``UserError`` without a vllm command, or for a model that vLLM cannot serve."""
         program = vllm_program(engine.program)
         if program is None:
             raise UserError(
-                "placement.engine is vllm, and there is no vllm here: build it for a CPU with "
-                "make vllm, install vLLM in an environment of its own and name its command in "
-                "placement.engine.program, or name running servers in placement.engine.urls"
+                "placement.engine is vllm, but no vllm command was found: build it for a CPU with "
+                "make vllm, install vLLM in a separate environment and set "
+                "placement.engine.program to its command, or list running servers in "
+                "placement.engine.urls"
             )
         if (Path(config.model.path) / "adapter_config.json").is_file():
             raise UserError(
-                f"model.path is {config.model.path}, a directory of adapters: vLLM serves whole "
-                "models; merge it into one with forage export"
+                f"model.path is {config.model.path}, which has only adapters, but vLLM serves "
+                "whole models; merge them into one with forage export"
             )
         self._startup_timeout_s = engine.startup_timeout_s
         command = vllm_command(config, engine, program)
@@ -132,12 +135,12 @@ class OwnServers:
         return tuple(server.url for server in self._servers)
 
     def restart(self, url: str) -> None:
-        """Start the server at ``url`` again soon, unless it is just being started."""
+        """Schedules a restart of the server at ``url``, unless it is being started."""
         for server in self._servers:
             server.must_restart |= server.url == url and server.is_ready
 
     async def start(self) -> None:
-        """Start all and wait until they are ready; raises ``UserError`` with their last words."""
+        """Starts all and waits until they are ready; raises ``UserError`` with their output."""
         LOG.info("starting %d vLLM servers; their logs are in servers/", len(self._servers))
         for server in self._servers:
             await server.start()
@@ -145,7 +148,7 @@ class OwnServers:
         self._watchers = [asyncio.create_task(self._watch(server)) for server in self._servers]
 
     async def stop(self) -> None:
-        """End all."""
+        """Stops all servers."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -160,27 +163,30 @@ class OwnServers:
         LOG.info("a vLLM server is ready at %s (%.0f s)", server.url, server.seconds)
 
     async def _watch(self, server: _OwnServer) -> None:
-        """Start it again when it has died or failed; give up where it fails from the beginning.
+        """Restarts a server when it has died or failed; give up if its starts keep failing.
 
-        A task for each server: an end and a start can take minutes, and the others do not wait.
+        Each server has its own task, because a restart can take minutes.
         """
         while not server.has_given_up:
             await asyncio.sleep(_POLL_S)
             try:
                 await self._look_at(server)
-            except Exception as error:  # an end of this task would be noticed by nobody
+            except Exception as error:  # if this task ended, nothing would report it
                 server.has_given_up = True
                 is_bug = not isinstance(error, UserError)
-                message = "the vLLM server at %s is given up: %s"
+                message = "giving up on the vLLM server at %s: %s"
                 LOG.error(message, server.url, error, exc_info=is_bug)
 
     async def _look_at(self, server: _OwnServer) -> None:
-        """Raises ``UserError`` where its log cannot be written, or its machine is gone."""
+        """Checks a server once, restarting it if necessary.
+
+        Raises ``UserError`` if its log cannot be written or its machine is gone.
+        """
         if server.is_ready:
             if server.must_restart or server.has_ended:
                 await self._start_again(server, server.fault(math.inf) or "failed")
         elif await server.becomes_ready():
-            LOG.info("the vLLM server at %s is there again", server.url)
+            LOG.info("the vLLM server at %s is back", server.url)
         elif (fault := server.fault(self._startup_timeout_s)) is not None:
             server.num_failed_starts += 1
             await self._start_again(server, fault)
@@ -188,15 +194,15 @@ class OwnServers:
     async def _start_again(self, server: _OwnServer, fault: str) -> None:
         if server.num_failed_starts == _MAX_FAILED_STARTS:
             server.has_given_up = True
-            LOG.error("the vLLM server at %s is given up: it %s", server.url, fault)
+            LOG.error("giving up on the vLLM server at %s: it %s", server.url, fault)
             return
-        LOG.warning("the vLLM server at %s is started again: it %s", server.url, fault)
+        LOG.warning("restarting the vLLM server at %s: it %s", server.url, fault)
         await server.stop()
         await server.start()
 
 
 class _OwnServer:
-    """One process at one address, through all its starts."""
+    """A server at a fixed address, across restarts."""
 
     def __init__(self, command: list[str], host: ServerHost, run_dir: Path, index: int) -> None:
         port, address = host.free_port(), host.address
@@ -212,7 +218,7 @@ class _OwnServer:
 
     @property
     def seconds(self) -> float:
-        """Since its last start."""
+        """Seconds since its last start."""
         return time.monotonic() - self._started
 
     @property
@@ -221,7 +227,7 @@ class _OwnServer:
 
     async def start(self) -> None:
         self.is_ready = self.must_restart = False
-        # A log for each start: the last words of a server that died are worth keeping.
+        # One log per start, to keep the last output of a server that died.
         self.log_path = self._folder / f"vllm-{self._index}.{self._num_starts}.log"
         self._num_starts += 1
         self._started = time.monotonic()
@@ -229,7 +235,7 @@ class _OwnServer:
         self._process = await self._host.start(name, self._command, self.log_path)
 
     async def becomes_ready(self) -> bool:
-        """Whether it answers now."""
+        """Whether it answers now; updates ``is_ready``."""
         http = JsonServer(self.url, max_connections=1)
         try:
             answer = await http.get("/health", _HEALTH_S)
@@ -240,10 +246,10 @@ class _OwnServer:
         return self.is_ready
 
     def fault(self, startup_timeout_s: float) -> str | None:
-        """What is wrong with it; None while it starts or runs."""
+        """Why it is not working; None while it starts or runs."""
         assert self._process is not None, "it has been started"
         if self._process.status is not None:
-            return f"ended with status {self._process.status}:\n{self._process.last_words()}"
+            return f"exited with status {self._process.status}:\n{self._process.last_words()}"
         if not self.is_ready and self.seconds > startup_timeout_s:
             return f"was not ready after {self.seconds:.0f} s:\n{self._process.last_words()}"
         return None

@@ -1,7 +1,7 @@
-"""Where a run's ranks and servers go: to this machine, or to machines of Ray's.
+"""Places a run's ranks and servers on this machine or on a Ray cluster.
 
-``open_places`` is called once, before the trainer; the trainer starts its ranks through it, and
-``open_servers`` its servers.
+``open_places`` is called once, before the trainer, which starts its ranks through the result, as
+``open_servers`` does with its servers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from forage.cluster.bundles import Bundle, bundles_of, fit, nearest_fit, shares_places, side_by_side
+from forage.cluster.bundles import (
+    Bundle,
+    bundles_of,
+    fit,
+    groups_on_one_machine,
+    nearest_fit,
+    shares_places,
+)
 from forage.cluster.model_servers import ThisMachine
 from forage.cluster.ray_actors import OWN, Actor, address_of, connect, disconnect, machines, reserve
 from forage.cluster.ray_ranks import RankActor, RayRanks
@@ -25,19 +32,19 @@ from forage.errors import UserError
 from forage.training.ranks.rank_processes import RankProcesses
 
 LOG = logging.getLogger(__name__)
-_PLACES_S = 5.0
-"""Seconds that finding places has at least."""
+_MIN_RESERVE_S = 5.0
+"""Minimum time for reserving places, in seconds."""
 
 
 def open_places(config: RunConfig) -> LocalPlaces | RayPlaces:
-    """The places that ``placement.cluster`` means; raises ``UserError`` without them."""
+    """Opens the places of ``placement.cluster``; raises ``UserError`` if there is no room."""
     if config.placement.cluster.kind == "local":
         return LocalPlaces(config)
     return RayPlaces(config, config.placement.cluster)
 
 
 class LocalPlaces:
-    """This machine."""
+    """Places ranks and servers on this machine."""
 
     start_ranks = RankProcesses
 
@@ -45,10 +52,10 @@ class LocalPlaces:
         self._config = config
 
     def server_hosts(self) -> Sequence[ThisMachine]:
-        """A place for each server that the run starts."""
+        """One host per server that the run starts."""
         placement, inherited = self._config.placement, dict(os.environ)
         number, size = placement.num_servers, placement.engine.tensor_parallel
-        if placement.num_nodes > 1:  # an evaluation of a recipe for more machines than this one
+        if placement.num_nodes > 1:  # an evaluation, on this machine, of a recipe for several
             number = min(number, placement.gpus_per_node // size)
         first = max(0, placement.gpus_per_node - placement.own_gpus) if placement.own_gpus else 0
         names = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
@@ -56,8 +63,8 @@ class LocalPlaces:
             names = [str(gpu) for gpu in range(first + number * size)]
         elif len(names) < first + number * size:
             raise UserError(
-                f"CUDA_VISIBLE_DEVICES shows {len(names)} GPUs ({','.join(names)}), and servers "
-                f"need {first + number * size}: show more, or lower placement.gpus_per_node"
+                f"CUDA_VISIBLE_DEVICES lists {len(names)} GPUs ({','.join(names)}), but servers "
+                f"need {first + number * size}: list more, or lower placement.gpus_per_node"
             )
         hosts: list[ThisMachine] = []
         for index in range(number):
@@ -68,14 +75,14 @@ class LocalPlaces:
         return hosts
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """Does nothing: nothing is reserved."""
 
 
 class RayPlaces:
-    """Places that Ray keeps free for one run; close them."""
+    """Places that Ray reserves for one run; close them."""
 
     def __init__(self, config: RunConfig, cluster: RayCluster) -> None:
-        """Reach Ray and take the places; raises ``UserError``, within the time for both."""
+        """Connects to Ray and reserve places, within one timeout; raises ``UserError``."""
         deadline = time.monotonic() + cluster.startup_timeout_s
         self._config = config
         self._on_gpus = config.model.device != "cpu"
@@ -92,7 +99,7 @@ class RayPlaces:
     def start_ranks(
         self, num_ranks: int, make: Callable[[], object], device_type: str, timeout_s: float
     ) -> RayRanks:
-        """As ``RankProcesses``."""
+        """Starts the ranks as Ray actors; like ``RankProcesses``."""
         actors = [
             Actor(RankActor, self._group, index, self._bundles[index]) for index in range(num_ranks)
         ]
@@ -104,11 +111,11 @@ class RayPlaces:
         return self._ranks
 
     def server_hosts(self) -> Sequence[RayHost]:
-        """A place for each server that the run starts: its own, or one beside the ranks."""
+        """One host per server that the run starts: in its own place, or in those of the ranks."""
         placement = self._config.placement
         number, is_shared = placement.num_servers, shares_places(placement, self._on_gpus)
         if is_shared:
-            places = self._beside_ranks(number, placement.engine.tensor_parallel)
+            places = self._places_of_ranks(number, placement.engine.tensor_parallel)
         else:
             first = placement.num_ranks or 0
             places = [(place, None) for place in range(first, first + number)]
@@ -118,18 +125,18 @@ class RayPlaces:
             self._hosts.append(RayHost(make, self._environment(number, gpus)))
         return self._hosts
 
-    def _beside_ranks(self, number: int, size: int) -> list[tuple[int, list[str] | None]]:
-        """The place of each server beside a rank, with the GPUs of those that it stands beside."""
+    def _places_of_ranks(self, number: int, size: int) -> list[tuple[int, list[str] | None]]:
+        """A rank's place for each server, with the GPUs of the ranks that it shares them with."""
         assert self._ranks is not None, "the trainer is opened first"
         spots, bundles = self._ranks.spots, self._ranks.bundles
         if not self._on_gpus:
             return [(bundles[index * size % len(bundles)], []) for index in range(number)]
-        groups = side_by_side([spot.machine for spot in spots], size)
+        groups = groups_on_one_machine([spot.machine for spot in spots], size)
         if number > len(groups):
             raise UserError(
-                f"placement.engine.tensor_parallel is {size}, and {number} servers would share the "
-                f"GPUs of ranks, which have room for {len(groups)}, each on one machine: lower it "
-                "or placement.engine.num_servers, or give servers own_gpus"
+                f"{number} servers with placement.engine.tensor_parallel {size} would share the "
+                f"ranks' GPUs, which have room for {len(groups)}, each on one machine: lower "
+                "tensor_parallel or placement.engine.num_servers, or set own_gpus"
             )
         return [
             (bundles[ranks[0]], [gpu for rank in ranks for gpu in spots[rank].gpus])
@@ -137,7 +144,7 @@ class RayPlaces:
         ]
 
     def close(self) -> None:
-        """End what is left, and give the places back."""
+        """Stops the servers' actors, and releases the places."""
         for host in self._hosts:
             host.close()
         disconnect()
@@ -145,24 +152,27 @@ class RayPlaces:
     def _environment(
         self, num_servers: int, gpus: Sequence[str] | None
     ) -> Callable[[dict[str, str]], dict[str, str]]:
-        """Made on the server's machine, of what is there; None: the GPUs that its actor sees."""
+        """A function that makes the server's environment on its machine.
+
+        ``gpus`` None keeps those that the actor sees.
+        """
         return partial(server_environment, self._config, num_servers, gpus)
 
     def _reserve(self, cluster: RayCluster, deadline: float) -> Any:
-        """Places for all; raises ``UserError`` that says what is there and what would fit."""
+        """Reserves all bundles; raises ``UserError`` that says what is available and would fit."""
         started = time.monotonic()
         is_hopeless = address_of(cluster) == OWN and not fit(
             self._bundles, machines(are_free=False)
         )
-        seconds = 1.0 if is_hopeless else max(deadline - started, _PLACES_S)
+        seconds = 1.0 if is_hopeless else max(deadline - started, _MIN_RESERVE_S)
         group = reserve(self._bundles, seconds)
         if group is not None:
-            LOG.info("Ray has the places of this run (%.0f s)", time.monotonic() - started)
+            LOG.info("Ray has reserved the places of this run (%.0f s)", time.monotonic() - started)
             return group
         raise UserError(self._why_not())
 
     def _why_not(self) -> str:
-        """Why there is no place: what is asked, what is there, and what would help."""
+        """The error message: what is needed, what is available, and what would help."""
         there, free = machines(are_free=False), machines(are_free=True)
         placement = self._config.placement
         is_busy = fit(self._bundles, there)
@@ -171,8 +181,8 @@ class RayPlaces:
         remedies += [f"it would fit with {' '.join(changes)}"] if changes else []
         return (
             f"the cluster is {'busy' if is_busy else 'too small'}: {placement.num_ranks or 0} "
-            f"ranks and {placement.num_servers} servers ask for {_sum(self._bundles)}, each of at "
-            f"most {max(self._bundles, key=lambda each: (each.gpus, each.cpus))} on one machine; "
+            f"ranks and {placement.num_servers} servers need {_sum(self._bundles)} in total, with "
+            f"up to {max(self._bundles, key=lambda each: (each.gpus, each.cpus))} on one machine; "
             f"Ray has {len(there)} machines with {_sum(there)}, of which {_sum(free)} are free; "
             f"{', or '.join(remedies) or 'nothing smaller fits'}"
         )

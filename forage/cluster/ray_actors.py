@@ -1,6 +1,6 @@
-"""Ray as a run needs it: reached within a deadline, places kept free on it, objects put there.
+"""Wraps Ray: connects within a timeout, reserves resources, and runs objects as actors.
 
-What the objects do is their maker's. This is the only file of the room that imports ray.
+What the actors do is up to the caller. This is the only file in this folder that imports ray.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forage.remote.ray_login import join_ray
 LOG = logging.getLogger(__name__)
 
 OWN = "local"
-"""The address of a Ray of the run's own, on its machine."""
+"""The address that starts a new Ray on this machine."""
 _ANSWER_S = 120.0
 _START_S = 600.0
 _MAX_STARTS = 3
@@ -37,12 +37,12 @@ except Exception as error:
 
 
 class ActorLostError(RuntimeError):
-    """The process of an actor is gone, or its machine is."""
+    """An actor's process or machine is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where an actor is: its machine, that machine's address, and the GPUs that it was given."""
+    """Where an actor runs: its machine, the machine's address, and the actor's GPUs."""
 
     machine: str
     address: str
@@ -50,32 +50,32 @@ class Spot:
 
 
 class Reply:
-    """What an actor will have answered."""
+    """The future result of an actor's method."""
 
     def __init__(self, reference: Any) -> None:
         self.reference = reference
 
     def take(self, timeout_s: float | None = _ANSWER_S) -> Any:
-        """Wait for it; raises ``ActorLostError``, ``TimeoutError`` and what the actor raised."""
+        """Waits for the result; raises ``ActorLostError``, ``TimeoutError`` or its own error."""
         import ray
         from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
         try:
             return ray.get(self.reference, timeout=timeout_s)
         except GetTimeoutError:
-            raise TimeoutError(f"no answer within {timeout_s:g} s") from None
+            raise TimeoutError(f"no reply within {timeout_s:g} s") from None
         except RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from error
         except RayActorError as error:
             raise ActorLostError(str(error).strip()) from error
 
     @property
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         return self in first_ready([self], 0.0)
 
 
 def first_ready(replies: Sequence[Reply], timeout_s: float | None) -> list[Reply]:
-    """The first of them that is there, or has failed; none after the time."""
+    """Returns the first reply that is ready or has failed; empty after the timeout."""
     import ray
 
     ready, _ = ray.wait([reply.reference for reply in replies], timeout=timeout_s)
@@ -83,10 +83,10 @@ def first_ready(replies: Sequence[Reply], timeout_s: float | None) -> list[Reply
 
 
 class Actor:
-    """An object in a process of its own on some machine; its methods run one after another."""
+    """An object in its own process on some machine, whose methods run one after another."""
 
     def __init__(self, kind: type, group: Any, index: int, bundle: Bundle) -> None:
-        """An object of ``kind`` in the bundle ``index``, of which it takes ``bundle``."""
+        """Creates an object of ``kind`` in the group's bundle ``index``, using ``bundle`` of it."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -98,31 +98,31 @@ class Actor:
         self._handle = holder.remote()
 
     def ask(self, method: str, *arguments: object) -> Reply:
-        """Call a method there; an argument that ``shared`` gave travels once to each machine."""
+        """Calls a method; an argument made by ``shared`` travels to each machine only once."""
         return Reply(getattr(self._handle, method).remote(*arguments))
 
     def spot(self) -> Spot:
-        """Where it is, once it is there; raises ``UserError`` where it cannot be started."""
+        """Waits for the actor, returns where it runs; raises ``UserError`` if it cannot start."""
         try:
             return self.ask("spot").take(_START_S)
-        except Exception as error:  # whatever its start raised, an import error for example
+        except Exception as error:  # whatever its start raised, for example an import error
             raise UserError(
-                f"Ray could not start an actor: {error}. Forage has to be installed on each "
-                "machine, in the same version"
+                f"Ray could not start an actor: {error}. Install the same version of Forage on "
+                "every machine"
             ) from error
 
     def kill(self) -> None:
-        """End its process, and what that has started."""
+        """Kills its process and its child processes."""
         import ray
 
         ray.kill(self._handle)
 
 
 class OnRay:
-    """What every actor can say."""
+    """The method that every actor has."""
 
     def spot(self) -> Spot:
-        """Where this process is."""
+        """Returns where this process runs."""
         import ray
 
         context = ray.get_runtime_context()
@@ -131,22 +131,22 @@ class OnRay:
 
 
 def shared(value: object) -> Any:
-    """``value`` as an argument for several actors."""
+    """Stores ``value`` as an argument for several actors."""
     import ray
 
     return ray.put(value)
 
 
 def address_of(cluster: RayCluster) -> str:
-    """Where Ray is: as the recipe says, as the environment says, or ``OWN``."""
+    """Ray's address from the recipe or from RAY_ADDRESS, otherwise ``OWN``."""
     return cluster.address or os.environ.get("RAY_ADDRESS") or OWN
 
 
 def connect(cluster: RayCluster) -> str:
-    """Reach Ray, or start it here; gives this machine's address. Raises ``UserError``.
+    """Connects to Ray, or starts it here; returns this machine's address. Raises ``UserError``.
 
-    ``ray.init`` waits for ever for a server that is silent, and holds Python's lock meanwhile; so
-    another process tries it first.
+    ``ray.init`` waits indefinitely for a server that does not answer, while holding Python's global
+    lock, so another process tries the connection first.
     """
     try:
         import ray
@@ -158,7 +158,7 @@ def connect(cluster: RayCluster) -> str:
     if address != OWN:
         setting = "RAY_ADDRESS" if cluster.address is None else "placement.cluster.address"
         _try(f"{setting} ({address})", address, cluster.startup_timeout_s)
-    # Ray gives its own processes 30 s to start, which a busy machine does not always keep.
+    # Ray gives its processes 30 s to start, which is not always enough on a busy machine.
     for tries_left in reversed(range(_MAX_STARTS if address == OWN else 1)):
         try:
             quietly = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -167,7 +167,7 @@ def connect(cluster: RayCluster) -> str:
             else:
                 join_ray(address, **quietly)
             break
-        except Exception as error:  # of several kinds, none of them documented
+        except Exception as error:  # several undocumented kinds
             ray.shutdown()
             if not tries_left:
                 raise UserError(f"cannot use Ray at {address}: {error}") from error
@@ -175,14 +175,14 @@ def connect(cluster: RayCluster) -> str:
 
 
 def disconnect() -> None:
-    """Leave Ray; it ends where it was started for this run. Harmless when repeated."""
+    """Disconnects from Ray, stopping it if this run started it; repeating it does nothing."""
     import ray
 
     ray.shutdown()
 
 
 def machines(are_free: bool) -> list[Bundle]:
-    """What each machine has in all, or has free now."""
+    """Each machine's total or currently free resources."""
     from ray._private.state import available_resources_per_node, total_resources_per_node
 
     per_node = available_resources_per_node() if are_free else total_resources_per_node()
@@ -190,12 +190,12 @@ def machines(are_free: bool) -> list[Bundle]:
 
 
 def reserve(bundles: Sequence[Bundle], timeout_s: float) -> Any | None:
-    """Places for all bundles, near each other, in a group; None where Ray finds none in time."""
+    """Reserves all bundles on nearby nodes; None if Ray cannot in time."""
     import ray
 
-    asked = [{"CPU": each.cpus, "GPU": each.gpus} for each in bundles]
-    asked = [{name: number for name, number in each.items() if number} for each in asked]
-    group = ray.util.placement_group(asked, strategy="PACK")
+    needed = [{"CPU": each.cpus, "GPU": each.gpus} for each in bundles]
+    needed = [{name: number for name, number in each.items() if number} for each in needed]
+    group = ray.util.placement_group(needed, strategy="PACK")
     if group.wait(timeout_s):
         return group
     ray.util.remove_placement_group(group)
@@ -207,14 +207,14 @@ def _bundle(resources: Mapping[str, float]) -> Bundle:
 
 
 def _try(setting: str, address: str, timeout_s: float) -> None:
-    """Raise ``UserError`` where nobody answers at ``address``, or another version of Ray."""
+    """Raises ``UserError`` if no Ray, or another version of it, answers at ``address``."""
     command = [sys.executable, "-P", "-c", _TRY, address]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         raise UserError(
             f"{setting}: Ray did not answer within {timeout_s:g} s "
-            "(placement.cluster.startup_timeout_s); look whether it runs (ray status)"
+            "(placement.cluster.startup_timeout_s); check that it runs (ray status)"
         ) from None
     if tried.returncode:
         raise UserError(f"{setting}: {tried.stdout.strip() or tried.stderr.strip()[-1000:]}")

@@ -1,8 +1,8 @@
-"""Ranks of a trainer as actors of Ray, on one machine or on several.
+"""Runs a trainer's ranks as Ray actors, on one or several machines.
 
-As with the rank processes of one machine, every call goes to all of them, rank 0 answers, and a
-rank that fails or dies ends all. Ranks are numbered machine by machine, so that neighbours, which
-matrices are cut over, share one.
+As with the rank processes of one machine, every call goes to all ranks, rank 0's result is
+returned, and a rank that fails or dies ends all. Ranks are numbered machine by machine, so that
+neighbours, over which matrices are sharded, share a machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GRACE_S = 30.0
 
 
 class RankActor(OnRay):
-    """One rank: joins the group, makes its object, and calls it."""
+    """One rank: joins the group, creates its object, and calls its methods."""
 
     _made: object = None
 
@@ -42,7 +42,7 @@ class RankActor(OnRay):
 
 
 class RayRanks:
-    """A ``RankGroup`` of actors; close it."""
+    """A ``RankGroup`` of Ray actors; close it."""
 
     def __init__(
         self,
@@ -52,26 +52,26 @@ class RayRanks:
         device_type: str,
         timeout_s: float,
     ) -> None:
-        """Each actor calls ``make``; the store in which they meet is here, at ``address``."""
+        """Starts the store for the actors' rendezvous at ``address``; each actor calls ``make``."""
         spots = [actor.spot() for actor in actors]
         by_machine = sorted(range(len(actors)), key=lambda i: (spots[i].machine, spots[i].gpus))
         self._actors = [actors[index] for index in by_machine]
         self.spots: list[Spot] = [spots[index] for index in by_machine]
         self.bundles = by_machine
-        """Where rank 0, 1, ... stands among the places that actors were made for."""
+        """The index of each rank's actor, and so of its bundle, by rank."""
         self._store = open_store(address)
-        beside = Counter(spot.machine for spot in spots)
+        ranks_per_machine = Counter(spot.machine for spot in spots)
         made = shared(pickle.dumps(make))
         replies: list[Reply] = []
         for rank, (actor, spot) in enumerate(zip(self._actors, self.spots, strict=True)):
             place = RankPlace(
                 rank=rank,
                 num_ranks=len(actors),
-                num_beside=beside[spot.machine],
+                num_on_machine=ranks_per_machine[spot.machine],
                 host=address,
                 port=self._store.port,
                 device_type=device_type,
-                device_index=0,  # Ray shows an actor no GPU but its own
+                device_index=0,  # Ray shows an actor only its own GPU
                 timeout_s=timeout_s,
             )
             replies.append(actor.ask("begin", place, made))
@@ -85,13 +85,13 @@ class RayRanks:
         return self._answer([actor.ask("call", message) for actor in self._actors])
 
     def close(self) -> None:
-        """End the actors, also those that wait for one that is gone."""
+        """Kills the actors, including those that wait for one that is gone."""
         for actor in self._actors:
             actor.kill()
         self._actors = []
 
     def _answer(self, replies: list[Reply]) -> Any:
-        """Wait for every rank, which waits for no other longer than its own time allows."""
+        """Waits for all ranks, none of which waits for another longer than its timeout."""
         waiting, first = list(replies), None
         while waiting:
             for reply in first_ready(waiting, None):
@@ -103,7 +103,9 @@ class RayRanks:
                     self.close()
                     raise RankDiedError(f"rank {rank} has died") from error
                 if not is_right:
-                    if isinstance(answer, RankDiedError):  # who died says so soon
+                    if isinstance(
+                        answer, RankDiedError
+                    ):  # the death of the other rank is reported soon
                         answer = _who_died(replies, waiting) or answer
                     self.close()
                     raise answer
@@ -113,7 +115,7 @@ class RayRanks:
 
 
 def _who_died(replies: list[Reply], waiting: list[Reply]) -> RankDiedError | None:
-    """The rank that the others waited for in vain, as soon as Ray knows."""
+    """Waits until Ray reports which rank died."""
     left = list(waiting)
     while left and (ready := first_ready(left, _GRACE_S)):
         left.remove(ready[0])

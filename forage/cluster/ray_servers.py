@@ -1,6 +1,6 @@
-"""Servers as processes on machines of Ray's, each kept by an actor beside it.
+"""Runs servers as processes on Ray machines, each started by an actor on the same machine.
 
-An actor starts its server, says whether it runs, and starts it again; the server ends with it.
+The actor starts its server, reports its status, and restarts it; the server ends with the actor.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from forage.retrieval.serve.port import bind_port
 
 _STOP_S = 30.0
 _LOST = -9
-"""The status of a server whose actor is gone, and whose process went with it."""
+"""The status of a server that ended because its actor is gone."""
 
 EnvironmentOf = Callable[[dict[str, str]], dict[str, str]]
 
 
 class ServerActor(OnRay):
-    """Keeps one server."""
+    """Starts and watches one server."""
 
     _process: ChildProcess | None = None
 
@@ -34,7 +34,7 @@ class ServerActor(OnRay):
     def start(
         self, name: str, command: Sequence[str], log_path: Path, environment: EnvironmentOf
     ) -> None:
-        """On the thread that runs all its methods: the server ends with that."""
+        """Starts the server; it ends with this thread, which runs all of the actor's methods."""
         self._process = ChildProcess(name, command, log_path, environment(dict(os.environ)))
         self._process.start()
 
@@ -51,10 +51,10 @@ class ServerActor(OnRay):
 
 
 class RayHost:
-    """The place of one server: see ``ServerHost``. A lost actor is made anew at its place."""
+    """A ``ServerHost`` on Ray; a lost actor is recreated in its place."""
 
     def __init__(self, make_actor: Callable[[], Actor], environment: EnvironmentOf) -> None:
-        """``environment`` makes of the machine's what the server sees."""
+        """``environment`` makes the server's environment from the machine's."""
         self._make_actor = make_actor
         self._environment = environment
         self._actor = make_actor()
@@ -74,33 +74,33 @@ class RayHost:
             self._actor = self._make_actor()
             if (found := self._actor.spot().address) != self.address:
                 raise UserError(
-                    f"the machine {self.address} of a server is lost, and Ray gives {found} for "
-                    "it; go on with --resume"
+                    f"the machine {self.address} of a server is lost, and Ray offers {found} "
+                    "instead; continue with --resume"
                 ) from None
-        asked = self._actor.ask("start", name, command, log_path.absolute(), self._environment)
-        return RayServer(self._actor, asked)
+        started = self._actor.ask("start", name, command, log_path.absolute(), self._environment)
+        return RayServer(self._actor, started)
 
     def close(self) -> None:
         self._actor.kill()
 
 
 class RayServer:
-    """One start of a server; its state is asked for, and never waited for on the event loop."""
+    """A running server, whose status is requested without blocking the event loop."""
 
     def __init__(self, actor: Actor, started: Reply) -> None:
         self._actor = actor
-        self._asked = started
+        self._pending = started
         self._status: int | None = None
 
     @property
     def status(self) -> int | None:
-        """As it was known last."""
-        if self._status is None and self._asked.is_there:
+        """The last known exit status; None while it runs."""
+        if self._status is None and self._pending.is_ready:
             try:
-                self._status = self._asked.take()
+                self._status = self._pending.take()
             except ActorLostError:
                 self._status = _LOST
-            self._asked = self._actor.ask("status")
+            self._pending = self._actor.ask("status")
         return self._status
 
     def last_words(self) -> str:

@@ -1,6 +1,6 @@
-"""How a vLLM server of the run's own is started: its program, its arguments, what it sees.
+"""The program, arguments and environment of the vLLM servers that a run starts.
 
-Nothing is started here; ``model_servers.py`` does, on this machine or where Ray has places.
+``model_servers.py`` starts them, on this machine or on Ray's.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from forage.config.shipped_recipes import shipped
 _ROOT = Path(__file__).parents[2]
 _MADE = _ROOT / ".vllm" / "bin" / "vllm"
 _BATCHED_TOKENS = 8192
-_MAX_LOGPROBS = 20  # what vLLM gives unless it is told more; one is of the sampled token
-_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM makes room for
+_MAX_LOGPROBS = 20  # vLLM's default maximum; one is the sampled token's
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 
 
 def vllm_program(named: Path | None) -> Path | None:
-    """The vllm command: the one named, that of ``make vllm``, or the one on the PATH."""
+    """The vllm command: ``named`` if given, otherwise that of ``make vllm`` or the one on PATH."""
     if named is not None:
         return named if named.is_file() else None
     on_path = shutil.which("vllm")
@@ -30,13 +30,13 @@ def vllm_program(named: Path | None) -> Path | None:
 
 
 def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> list[str]:
-    """``vllm serve`` as the engine and the receiver need it; address and port come after it."""
+    """The ``vllm serve`` command that engine and receiver need, without host and port."""
     longest = config.environment.max_tokens
     command = [str(program), "serve", config.model.path, "--served-model-name", "policy"]
     dtype = config.placement.dtype_of_servers(config.model)
     command += ["--dtype", dtype, "--max-model-len", str(longest)]
     command += ["--tensor-parallel-size", str(engine.tensor_parallel)]
-    # The route for token ids; log-probabilities after the temperature; no defaults of the model's.
+    # Route for token ids; log-probabilities after temperature; no defaults from the model.
     command += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
     command += ["--generation-config", "vllm"]
     command += ["--worker-extension-cls", "forage_receiver.Receiver"]
@@ -50,7 +50,7 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
     if config.model.device != "cpu" and engine.offload:
         command.append("--enable-sleep-mode")
     if config.model.device == "cpu":
-        # Seeded sampling on a CPU ends the engine after a chunked prefill or a preemption.
+        # On a CPU, seeded sampling crashes the engine after a chunked prefill or a preemption.
         command += ["--enforce-eager", "--no-enable-chunked-prefill"]
         command += ["--max-num-batched-tokens", str(max(_BATCHED_TOKENS, longest))]
     return [*command, *engine.arguments]
@@ -59,7 +59,7 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
 def server_environment(
     config: RunConfig, num_servers: int, gpus: Sequence[str] | None, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a server sees: ours, the receiver's folder, what its routes need, and these GPUs."""
+    """The server's environment: ours plus the receiver's folder, its routes' flags and its GPUs."""
     environment = {**inherited, "PYTHONPATH": str(shipped("plugins"))}
     if gpus is not None and config.model.device != "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -71,12 +71,12 @@ def server_environment(
         environment["HF_HUB_OFFLINE"] = "1"
     if config.model.device == "cpu":
         cores = max(1, (os.cpu_count() or 1) // (num_servers + 1))
-        # OpenMP threads that spin while they wait take the cores from the trainer.
+        # OpenMP threads that spin while waiting take cores from the trainer.
         environment |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
         environment |= {"OMP_NUM_THREADS": str(cores)}
-        # Not bound to cores: several servers would all be bound to the first ones.
+        # Do not bind threads to cores: all servers would be bound to the same ones.
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        # The model in the scheduler's process: of two, each spins while the other works.
+        # Run the model in the scheduler's process: two processes would spin in turn.
         environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     return environment

@@ -1,10 +1,10 @@
-"""One attention function for transformers' models, which asks the caller what to attend to.
+"""The attention function of transformers' models, which delegates to an object of the caller.
 
 The engine keeps keys and values in slots; the trainer lays sequences end to end. Both pass an
 ``attend`` object to the model's forward call, and every architecture that routes its attention
-through transformers' interface works with both. Layers that read their tokens through a state
-instead of keys are handed to the same object (``recurrence.py``). What a layer adds to plain
-attention (a window, a soft cap, sinks) arrives as a ``Scoring``; anything else is refused.
+through transformers' interface works with both. Layers with a recurrent state instead of keys use
+the same object (``recurrence.py``). A layer's additions to plain attention (a window, a soft cap,
+sinks) arrive as a ``Scoring``; anything else is refused.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ KEY_BLOCK = 192
 """Keys whose values are summed in one product; a multiple of every padding of keys."""
 
 _WITHOUT_EFFECT = frozenset(("position_ids", "use_cache", "output_attentions"))
-"""Arguments that transformers passes along and that its own eager attention does not read."""
+"""Arguments that transformers passes along but its own eager attention ignores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
     """How a layer turns products of queries and keys into scores.
 
-    ``window`` is the number of keys that a query sees, its own token's among them; ``softcap`` c
+    ``window`` is the number of keys that a query sees, including its own token's; ``softcap`` c
     maps a score s to c tanh(s / c); ``sinks_H`` are the scores of a key without a value, one per
     query head.
     """
@@ -47,7 +47,7 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a softmax over all earlier keys is the whole rule."""
+        """Whether the layer has no window, soft cap or sinks."""
         return self.window is None and self.softcap is None and self.sinks_H is None
 
     def first_key(self, query: int) -> int:
@@ -77,10 +77,10 @@ class Attend(Protocol):
         run: Callable[[Tensor, RecurrentStates | None], Tensor],
         hidden: Tensor,
     ) -> Tensor:
-        """The output [B, T, H] of a recurrent layer: ``run`` computes sequences of one length.
+        """The output [B, T, H] of a recurrent layer: ``run`` computes sequences of equal length.
 
-        ``run`` takes [b, t, H] and the states that the sequences continue from, which it advances;
-        None starts them and keeps no state.
+        ``run`` takes [b, t, H] and the states from which the sequences continue, which it advances;
+        None starts new sequences and keeps no state.
         """
         ...
 
@@ -88,8 +88,8 @@ class Attend(Protocol):
 def weights_of(scores: Tensor, bias: Tensor, scoring: Scoring, heads: Sequence[int]) -> Tensor:
     """Attention weights [..., L] of scaled scores, to which ``bias`` adds -inf for hidden keys.
 
-    ``heads`` is the shape in which the heads broadcast over ``scores``. A sink takes its share of
-    the softmax and has no value, so the weights are multiplied by the share that is left for keys:
+    ``heads`` is the shape with which the heads broadcast over ``scores``. A sink takes its share of
+    the softmax but has no value, so the weights are multiplied by the share that remains for keys:
     sigmoid(logsumexp(scores) - sink).
     """
     if scoring.softcap is not None:
@@ -105,10 +105,10 @@ def weights_of(scores: Tensor, bias: Tensor, scoring: Scoring, heads: Sequence[i
 def mix_values(weights: Tensor, values: Tensor) -> Tensor:
     """Attention's weighted sum: [..., T, L] times [..., L, D] -> [..., T, D].
 
-    Keys are taken in blocks, and the blocks' products added from the first to the last. A kernel
-    cuts a product over many keys into blocks anyhow (of 512 in oneDNN, of 192 in MKL, on AMD EPYC);
-    other blocks in sampler and trainer would differ in the last bit, which a model with sharp
-    attention turns into 1e-4.
+    Keys are split into blocks, whose products are added in order. Kernels split a product over many
+    keys anyway (into blocks of 512 in oneDNN and 192 in MKL, on AMD EPYC); if sampler and trainer
+    used different blocks, results would differ in the last bit, which a model with sharp attention
+    turns into 1e-4.
     """
     blocks = zip(weights.split(KEY_BLOCK, dim=-1), values.split(KEY_BLOCK, dim=-2), strict=True)
     first, *others = (weights_block @ values_block for weights_block, values_block in blocks)
@@ -131,9 +131,9 @@ def delegate(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls for a layer's attention: the ``attend`` of the forward call.
+    """Passes a layer's attention, called by transformers, to the ``attend`` of the forward call.
 
-    Raises ``UnknownAttention`` if the layer names something else that would change the result.
+    Raises ``UnknownAttention`` if the layer passes another argument that would change the result.
     """
     assert attention_mask is None, "masks belong to the attend object"
     assert dropout == 0.0, "dropout would make the trainer disagree with the sampler"
@@ -148,10 +148,10 @@ def delegate(
 
 
 def install(model: PreTrainedModel) -> None:
-    """Make ``model`` (a transformers model) call the ``attend`` given to its forward."""
+    """Makes ``model`` (a transformers model) call the ``attend`` given to its forward."""
     from transformers import AttentionInterface
 
-    if NAME not in AttentionInterface().valid_keys():  # compiled models have put theirs there
+    if NAME not in AttentionInterface().valid_keys():  # compiled models have registered theirs
         AttentionInterface.register(NAME, delegate)
     model.set_attn_implementation(NAME)
     recurrence.install(model)

@@ -1,7 +1,8 @@
-"""Reads how many attention heads each layer of a model has from its configuration.
+"""Reads the number of attention heads of each layer from a model's configuration.
 
-Families name these numbers differently or leave them out, and layers differ: Gemma 4's by the width
-of a head, hybrid models by whether they attend at all. Needs no weights, so plans can use it.
+Model families name these numbers differently or omit them, and layers differ: Gemma 4's in the
+width of a head, hybrid models' in whether they attend at all. It needs no weights, so plans can use
+it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 _WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mlp", "moe")
-"""The types of layers in ``layer_types`` that keep no keys and values."""
+"""The types in ``layer_types`` of layers without keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerHeads:
-    """One layer's query heads, key-value heads, and numbers per head (of keys, if those differ)."""
+    """A layer's number of query heads and key-value heads, and the dimension of a head's keys."""
 
     num_heads: int
     num_kv_heads: int
@@ -23,7 +24,7 @@ class LayerHeads:
 
 
 def attention_heads(config: Any) -> list[LayerHeads]:
-    """The heads of each layer that attends, for a configuration of transformers."""
+    """The heads of each attention layer, from a transformers configuration."""
     text = config.get_text_config()
     types = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     return [
@@ -34,7 +35,7 @@ def attention_heads(config: Any) -> list[LayerHeads]:
 
 
 def layer_configs(config: Any) -> list[Any]:
-    """Each layer's configuration: the same one, unless the family lets layers differ."""
+    """Each layer's configuration; identical unless the model family lets layers differ."""
     text = config.get_text_config()
     is_mixed = getattr(text, "is_heterogeneous", False)
     return list(text.per_layer_config) if is_mixed else [text] * text.num_hidden_layers
@@ -42,7 +43,7 @@ def layer_configs(config: Any) -> list[Any]:
 
 def _heads_of(layer: Any) -> LayerHeads:
     num_heads: int = layer.num_attention_heads
-    # Latent attention (DeepSeek) rotates a part of each head, and calls that part its head_dim.
+    # Latent attention (DeepSeek) rotates part of each head, and calls that part head_dim.
     dims = (getattr(layer, name, None) for name in ("qk_head_dim", "head_dim"))
     head_dim = next((dim for dim in dims if dim), layer.hidden_size // num_heads)
     return LayerHeads(num_heads, getattr(layer, "num_key_value_heads", None) or num_heads, head_dim)

@@ -1,7 +1,7 @@
-"""Mixtures of experts on a CPU: a token's result does not depend on the tokens beside it.
+"""Makes mixtures of experts on a CPU independent of the other tokens in the batch.
 
-transformers gives each expert the tokens routed to it, and a product of a few rows has other last
-bits than one of many. Where no gradient is wanted, each expert's tokens are filled up to whole
+transformers gives each expert the tokens routed to it, and a product of few rows differs in its
+last bits from one of many. Without gradients, each expert's tokens are therefore padded to whole
 blocks of rows, as the tokens of a pass are.
 """
 
@@ -14,11 +14,11 @@ from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_f
 
 NAME = "forage"
 ROWS = 16
-"""An expert's rows are a multiple of this."""
+"""Each expert's number of rows is padded to a multiple of this."""
 
 
 def install(model: PreTrainedModel) -> None:
-    """Make the experts of ``model``, if it has any, compute in blocks, in place."""
+    """Makes the experts of ``model``, if any, compute in blocks, in place."""
     if any(hasattr(module, "_is_expert_parallel") for module in model.modules()):
         ExpertsInterface.register(NAME, experts_in_blocks)
         model.set_experts_implementation(NAME)

@@ -1,4 +1,4 @@
-"""The head of a causal model: hidden states to logits, with what its family does to them."""
+"""Computes logits from hidden states, including the scales and caps of the model family."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 KNOWN_IDS = "forage_token_ids"
-"""Where a model keeps which of its rows are tokens (``environment/vocabulary.py``)."""
+"""The attribute of a model that says which rows are tokens (``environment/vocabulary.py``)."""
 
 
 def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Logits [..., V] of last hidden states [..., H], as the model's own forward computes them.
 
-    The head is followed by a scale (Cohere, Falcon-H1, Granite) and a soft cap (Gemma) where the
-    configuration has one.
+    After the head come a scale (Cohere, Falcon-H1, Granite) and a soft cap (Gemma), if the
+    configuration has them.
     """
     head = model.get_output_embeddings()
     assert head is not None, "a causal language model has a head"

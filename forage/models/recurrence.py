@@ -1,9 +1,9 @@
-"""Layers that read earlier tokens through a state: linear attention, Mamba, short convolutions.
+"""Layers with a recurrent state: linear attention, Mamba, short convolutions.
 
-transformers' own module computes them. Given tokens of several sequences in one row it would carry
-the state from one to the next, so its forward is replaced by one that hands the row to the
-``attend`` object of the call (``attention.py``), which gives it back sequence by sequence, with the
-state that each continues from.
+transformers' own modules compute them. With several sequences in one row they would carry the state
+from one sequence to the next, so their forward is replaced by one that passes the row to the call's
+``attend`` object (``attention.py``), which runs the module sequence by sequence, each with its own
+state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _READS_STATE = frozenset(("get_conv_state", "get_recurrent_state"))
-"""Methods of transformers' cache by which a module reads its state."""
+"""Methods of transformers' cache with which a module reads its state."""
 _CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 
 Kind = tuple[str, int]
@@ -28,18 +28,18 @@ Kind = tuple[str, int]
 
 
 class RecurrentStates:
-    """One layer's states of B sequences, [B, ...] each, in the place of transformers' cache."""
+    """One layer's states of B sequences, each [B, ...], in place of transformers' cache."""
 
     def __init__(self, states: dict[Kind, Tensor] | None = None) -> None:
-        """``states`` are changed in place where a layer does so; None starts new sequences."""
+        """``states`` may be changed in place by a layer; None starts new sequences."""
         self.states = states or {}
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """The last inputs of a convolution [B, C, kernel size]; None at the start."""
+        """Returns the last inputs of a convolution [B, C, kernel size]; None at the start."""
         return self.states.get(("conv", state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """The recurrent state [B, ...]; None at the start."""
+        """Returns the recurrent state [B, ...]; None at the start."""
         return self.states.get(("recurrent", state_idx))
 
     def update_conv_state(
@@ -49,7 +49,7 @@ class RecurrentStates:
         state_idx: int = 0,
         conv_kernel_size: int | None = None,
     ) -> Tensor:
-        """Keeps the last inputs; returns the earlier ones that it held, and the new ones."""
+        """Stores the last inputs; returns the stored ones followed by the new ones."""
         before = self.states.get(("conv", state_idx))
         size = conv_kernel_size or conv_states.shape[-1]
         seen = conv_states if before is None else torch.cat([before, conv_states], dim=-1)
@@ -63,12 +63,12 @@ class RecurrentStates:
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0
     ) -> Tensor:
-        """Keeps the state after the last token, and returns it."""
+        """Stores the state after the last token, and returns it."""
         self.states["recurrent", state_idx] = recurrent_states
         return recurrent_states
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Whether all earlier inputs are kept: never."""
+        """Whether all earlier inputs are kept; always False."""
         return False
 
 
@@ -81,7 +81,7 @@ def recurrent_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def install(model: nn.Module) -> None:
-    """Make the recurrent layers of ``model`` ask the ``attend`` of the forward call, in place."""
+    """Makes the recurrent layers of ``model`` use the forward call's ``attend``, in place."""
     for name, module in recurrent_layers(model):
         if not isinstance(vars(module).get("forward"), _Delegate):
             parameters = inspect.signature(module.forward).parameters
@@ -91,7 +91,7 @@ def install(model: nn.Module) -> None:
 
 
 class _Delegate:
-    """The forward of a recurrent layer; an object, so that a copied model calls its own."""
+    """A recurrent layer's forward; an object, so that a copied model calls its own layer."""
 
     def __init__(self, layer: str, forward: Callable[..., Tensor], cache: str) -> None:
         self._layer, self._forward, self._cache = layer, forward, cache

@@ -1,7 +1,8 @@
-"""Compares Forage's forward passes of a model with transformers' own, on a few short sequences.
+"""Compares Forage's forward passes of a model with transformers' own on a few short sequences.
 
 Sampler and trainer may agree and both be wrong, so the reference is transformers' eager attention
-on each sequence alone. Windows are shortened meanwhile, or short sequences would not reach them.
+on each sequence alone. Windows are shortened for the comparison, so that short sequences exceed
+them.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _WINDOWS = ("sliding_window", "attention_chunk_size")
 BOUND = 1e-3
 """The largest difference in log-probability (nats) that rounding explains in float32."""
 HALF_BOUND = 0.5
-"""The same where weights or products have 8 to 11 bits."""
+"""The same bound if weights or products have 8 to 11 bits."""
 
 
 def sequences(model: PreTrainedModel) -> list[tuple[int, ...]]:
-    """Token ids of a few short sequences, the same for each vocabulary size."""
+    """Token ids of a few short random sequences, fixed for each vocabulary size."""
     vocabulary = model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
     return [
@@ -40,14 +41,14 @@ def sequences(model: PreTrainedModel) -> list[tuple[int, ...]]:
 
 
 def use_eager(model: PreTrainedModel) -> None:
-    """Let transformers' own attention and experts compute the model."""
+    """Makes the model use transformers' own eager attention and experts."""
     model.set_attn_implementation("eager")
     if model.config._experts_implementation == experts.NAME:
         model.set_experts_implementation("eager")
 
 
 def plain_logprobs(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
-    """Log-probabilities [T, V] after each token, by transformers' forward of one sequence alone."""
+    """Log-probabilities [T, V] after each token, by transformers' own forward of one sequence."""
     use_eager(model)
     ids_1T = torch.tensor([ids], device=next(model.parameters()).device)
     return model(input_ids=ids_1T, use_cache=False).logits[0].float().log_softmax(dim=-1)
@@ -56,31 +57,31 @@ def plain_logprobs(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 def raise_if_apart(
     model: PreTrainedModel, what: str, seen: Tensor, expected: Tensor, is_cast: bool = False
 ) -> None:
-    """Raise ``UserError`` if log-probabilities differ by more than rounding explains.
+    """Raises ``UserError`` if log-probabilities differ by more than rounding explains.
 
-    ``is_cast``: the caller's ranks multiply in another type than the weights'.
+    ``is_cast``: the caller's ranks compute products in a different dtype than the weights'.
     """
     difference = float((seen - expected).abs().max())
     is_exact = next(model.parameters()).dtype in _EXACT and not _multiplies_in_half(model)
     bound = BOUND if is_exact and not is_cast else HALF_BOUND
-    if not difference <= bound:  # a NaN too
+    if not difference <= bound:  # also if it is NaN
         raise UserError(
             f"{_described(model)}, which Forage computes differently from transformers: the "
-            f"log-probabilities of {what} differ by {difference:.2g}, where rounding explains "
+            f"log-probabilities of {what} differ by {difference:.2g}, but rounding explains only "
             f"{bound:g}. docs/models.md lists the types that work"
         )
 
 
 @contextmanager
 def checking(model: PreTrainedModel) -> Iterator[None]:
-    """Shortens windows, compares all rows, and turns errors of passes into a ``UserError``.
+    """A context with short windows and unmasked rows, which turns errors into a ``UserError``.
 
-    Afterwards windows, attention, experts and the rows that are tokens are as before.
+    At its end windows, attention, experts and the mask of unused rows are restored.
     """
-    known = vars(model).pop(KNOWN_IDS, None)  # the texts that are compared hold spare ids, too
+    known = vars(model).pop(KNOWN_IDS, None)  # the compared sequences contain unused ids too
     eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the passes
     before, of_experts = model.config._attn_implementation, model.config._experts_implementation
-    assert before is not None, "transformers chooses an attention when it makes a model"
+    assert before is not None, "transformers sets an attention when it creates a model"
     try:
         with torch.no_grad(), eager, _short_windows(model):
             yield
@@ -101,7 +102,7 @@ def checking(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Shorten the windows of attention meanwhile, where the model has any."""
+    """Shortens the model's attention windows, if any, inside this context."""
     holders: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
     before = [
         (holder, name, vars(holder)[name])
@@ -119,7 +120,7 @@ def _short_windows(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _multiplies_in_half(model: PreTrainedModel) -> bool:
-    """Whether ``model.arithmetic`` names another type than the weights'."""
+    """Whether ``model.arithmetic`` is set to a different dtype than the weights'."""
     return "forward" in vars(model.base_model)
 
 

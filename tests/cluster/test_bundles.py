@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from forage.cluster.bundles import Bundle, bundles_of, fit, nearest_fit, shares_places, side_by_side
+from forage.cluster.bundles import (
+    Bundle,
+    bundles_of,
+    fit,
+    groups_on_one_machine,
+    nearest_fit,
+    shares_places,
+)
 from forage.config.placement_config import PlacementConfig
 
 
@@ -37,9 +44,9 @@ def test_a_bundle_is_on_one_machine():
 
 
 def test_a_shared_server_stands_beside_ranks_of_one_machine():
-    assert side_by_side("aaaaaabbbbbb", 4) == [range(0, 4), range(6, 10)]
-    assert side_by_side("aaaab", 2) == [range(0, 2), range(2, 4)]
-    assert side_by_side("ab", 2) == []
+    assert groups_on_one_machine("aaaaaabbbbbb", 4) == [range(0, 4), range(6, 10)]
+    assert groups_on_one_machine("aaaab", 2) == [range(0, 2), range(2, 4)]
+    assert groups_on_one_machine("ab", 2) == []
 
 
 @pytest.mark.parametrize(

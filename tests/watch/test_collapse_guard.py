@@ -13,7 +13,7 @@ from forage.errors import UserError
 from forage.records import RunRecords, read_metrics
 from forage.training.checkpoints.checkpoint import checkpoints
 from forage.training.checkpoints.checkpoint_manifest import write_manifest
-from forage.training.checkpoints.remote_copies import CheckpointsElsewhere
+from forage.training.checkpoints.remote_copies import RemoteCheckpoints
 from forage.watch import collapse_guard
 from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed, CollapseGuard, GoBack
 
@@ -176,9 +176,9 @@ def test_a_guard_that_remembers_alarms_in_the_step_in_which_the_other_would(tmp_
 # --- with copies elsewhere ------------------------------------------------------------------------
 
 
-def make_copies(out: Path, url: str) -> CheckpointsElsewhere:
+def make_copies(out: Path, url: str) -> RemoteCheckpoints:
     """Checkpoints that are whole, and a copy of each."""
-    elsewhere = CheckpointsElsewhere(url)
+    elsewhere = RemoteCheckpoints(url)
     make_checkpoints(out, 0, 2, 4, 6)
     for step, checkpoint in checkpoints(out).items():
         state = {"num_steps_done": step, "seed": 0, "record_offsets": {}}
@@ -219,7 +219,7 @@ def test_the_smaller_rate_outlives_the_disk(tmp_path: Path):
     make_copies(out, url)
     with pytest.raises(GoBack):
         alarm(make_config(out, "roll_back", url=url))
-    CheckpointsElsewhere(url).bring_back(other)
+    RemoteCheckpoints(url).bring_back(other)
     assert list(checkpoints(other)) == [2]
     assert CollapseGuard(make_config(other, "roll_back", url=url)).rate_factor == 0.5
 
@@ -234,7 +234,7 @@ def test_a_run_that_cannot_drop_its_copies_ends_without_another_checkpoint(
     def refuse(*_: object) -> None:
         raise UserError("trainer.checkpoint_url fails")
 
-    monkeypatch.setattr(CheckpointsElsewhere, "forget_after", refuse)
+    monkeypatch.setattr(RemoteCheckpoints, "forget_after", refuse)
     with pytest.raises(Collapsed, match=r"collapsing .* cannot roll back: .*checkpoint_url fails"):
         alarm(make_config(out, "roll_back", url=url))
     assert list(checkpoints(out)) == [0, 2, 4, 6]

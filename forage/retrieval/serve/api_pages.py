@@ -1,8 +1,8 @@
-"""The service described: OpenAPI, the page ``/docs`` made of it, and the search page at ``/``.
+"""Describes the service: OpenAPI, the page ``/docs`` made from it, and the search page at ``/``.
 
-The description comes from the models that travel and the limits in force. Both pages are whole in
-themselves: nothing is loaded from elsewhere, and a content security policy lets nothing but their
-own script run, whatever a passage holds. The search page asks ``/retrieve`` like any other client.
+The description is derived from the wire models and the limits in force. Both pages are
+self-contained, and a content security policy lets only their own script run, whatever a passage
+contains. The search page calls ``/retrieve`` like any other client.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _MODELS = (RetrieveRequest, ScoredReply, PlainReply, AccessRequest, AccessReply,
 _PROBLEMS = {
     400: "topk is above the limit",
     401: "the bearer token is missing or wrong",
-    403: "the server is not known by this Host, or a web page of elsewhere asks",
-    404: "this server has no pages",
+    403: "the Host header is not one of the server's names, or the request is cross-origin",
+    404: "the server has no page store",
     413: "too many queries, one too long, or too large a body or reply",
     415: "the Content-Type is not application/json",
-    422: "not JSON, or not of this form",
-    429: "the server is busy, and an answer would come too late; Retry-After says when to return",
-    500: "a fault of the server",
-    502: "what is searched refused for good",
-    503: "what is searched is out of order for now, or the server is stopping",
+    422: "the body is not JSON or does not match the schema",
+    429: "the server is too busy to answer in time; Retry-After says when to retry",
+    500: "internal server error",
+    502: "the search backend rejected the query",
+    503: "the search backend is temporarily unavailable, or the server is stopping",
     504: "not answered within the client's deadline (Prefer: wait=SECONDS) or the server's",
 }
 
 
 def describe_api(limits: Limits, has_token: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of this server."""
+    """Returns this server's OpenAPI 3.1 document."""
     _, definitions = models_json_schema(
         [(model, "serialization") for model in (*_MODELS, Problem)],
         ref_template="#/components/schemas/{model}",
@@ -63,21 +63,23 @@ def describe_api(limits: Limits, has_token: bool) -> dict[str, Any]:
         *("retrieve", "Passages for queries"),
         {"anyOf": [_ref("ScoredReply"), _ref("PlainReply")]},
         problems=(400, 403, 413, 415, 422, 429, 500, 502, 503, 504),
-        description="For each query its passages, best first: with scores if `return_scores` is "
-        "true. An empty query has none.",
+        description="Returns the passages for each query, best first; with scores if "
+        "`return_scores` is true. An empty query has no passages.",
         requestBody={"required": True, "content": _content(_ref("RetrieveRequest"))},
     )
     access = _operation(
-        *("access", "Pages behind addresses", _ref("AccessReply")),
+        *("access", "Pages behind URLs", _ref("AccessReply")),
         problems=(403, 404, 413, 415, 422, 429, 500, 502, 503, 504),
-        description="For each address its page (a part of it, if `max_chars` is given), or null "
-        "where there is none.",
+        description="Returns the page behind each URL (part of it if `max_chars` is given), or "
+        "null if there is none.",
         requestBody={"required": True, "content": _content(_ref("AccessRequest"))},
     )
-    summary = "Figures in Prometheus' text format"
+    summary = "Metrics in Prometheus text format"
     metrics = _operation("metrics", summary, {"type": "string"}, media_type="text/plain")
-    healthz = _operation("healthz", "The process answers", {"type": "object"})
-    readyz = _operation("readyz", "Searches are answered", {"type": "object"}, problems=(503,))
+    healthz = _operation("healthz", "Whether the process is up", {"type": "object"})
+    readyz = _operation(
+        "readyz", "Whether searches are answered", {"type": "object"}, problems=(503,)
+    )
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Forage search", "version": __version__},
@@ -104,13 +106,13 @@ def _operation(
     reply: dict[str, Any],
     media_type: str = "application/json",
     problems: tuple[int, ...] = (),
-    **asked: Any,
+    **request: Any,
 ) -> dict[str, Any]:
-    """What one path does; ``asked`` is what is said of the request."""
-    description = "Answered" if "requestBody" in asked else summary
+    """Describes one path; ``request`` holds the OpenAPI fields about its request."""
+    description = "Success" if "requestBody" in request else summary
     answered = {"description": description, "content": _content(reply, media_type)}
     responses = {"200": answered} | {str(status): _problem(status) for status in problems}
-    return {"operationId": name, "summary": summary, **asked, "responses": responses}
+    return {"operationId": name, "summary": summary, **request, "responses": responses}
 
 
 def _problem(status: int) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def _ref(model: str) -> dict[str, str]:
 
 
 def _set_limits(schemas: dict[str, Any], limits: Limits) -> None:
-    """Write the limits of this server into the schemas of what it is asked."""
+    """Writes this server's limits into the request schemas."""
     for model, field, most in (
         ("RetrieveRequest", "queries", limits.max_queries),
         ("AccessRequest", "urls", limits.max_urls),
@@ -147,7 +149,7 @@ def search_page() -> str:
 
 
 def docs_page(description: dict[str, Any], url: str) -> str:
-    """The page that says how to call the service at ``url``, from its OpenAPI description."""
+    """Renders the page that explains how to call the service at ``url``."""
     operations = [
         {"method": method.upper(), "path": path, **operation}
         for path, methods in description["paths"].items()
@@ -165,7 +167,7 @@ def docs_page(description: dict[str, Any], url: str) -> str:
 
 @functools.cache
 def page_headers() -> dict[str, str]:
-    """What a browser is told about these pages: nothing is loaded, one script may run."""
+    """Headers of these pages: the browser loads nothing and runs only their one script."""
     digest = hashlib.sha256(_read("search.js").encode("utf-8")).digest()
     script = base64.b64encode(digest).decode("ascii")
     policy = (
@@ -188,7 +190,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    # Files of this project, not data: the only texts that are not escaped.
+    # The only texts that are not escaped: they are files of this project, not data.
     environment.globals["style"] = Markup(_read("pages.css"))
     environment.globals["script"] = Markup(_read("search.js"))
     environment.filters["kind"] = _kind
@@ -216,12 +218,12 @@ def _kind(schema: dict[str, Any]) -> str:
         ("maxLength", "at most {} characters"),
         ("maxItems", "at most {}"),
     )
-    said = [text.format(schema[key]) for key, text in bounds if key in schema]
-    return f"{kind} ({', '.join(said)})" if said else str(kind)
+    limits = [text.format(schema[key]) for key, text in bounds if key in schema]
+    return f"{kind} ({', '.join(limits)})" if limits else str(kind)
 
 
 def _example(operation: dict[str, Any], has_token: bool, url: str) -> str:
-    """A command that calls the operation."""
+    """A curl command that calls the operation."""
     words = [f"curl -s {url}{operation['path']}"]
     if has_token and "security" in operation:
         words.append('-H "Authorization: Bearer $FORAGE_TOKEN"')

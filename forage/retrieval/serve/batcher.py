@@ -1,10 +1,10 @@
 """Joins the queries of concurrent requests into one search, on the server's event loop.
 
-While one search runs in the search thread, requests stand in line; when it ends, the next search
-takes one query of each in turn (``forage.retrieval.serve.turns``), until it is full. Nothing waits
-on a clock, so a lone caller is served at once, and the busier the server, the larger its batches.
-Identical queries of one search are searched once, and results are cached. Whether searches fail is
-watched here, too. HTTP, limits and formats are ``forage.retrieval.serve.server``'s.
+While one search runs in the search thread, requests queue; when it ends, the next search takes one
+query from each in turn (``forage.retrieval.serve.turns``) until it is full. There is no timer, so a
+lone caller is served at once, and the busier the server, the larger its batches. Identical queries
+in one search are searched once, and results are cached. The batcher also tracks whether searches
+fail. HTTP, limits and formats are left to ``forage.retrieval.serve.server``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 from forage.retrieval.cache import CACHE_BYTES, LruCache, memory_of
 from forage.retrieval.serve.limits import OverLimit
 from forage.retrieval.serve.metrics import Figure, Figures
-from forage.retrieval.serve.turns import Answered, Asked, Speed, Turns, weight_of
+from forage.retrieval.serve.turns import QueryResult, QueuedRequest, Speed, Turns, weight_of
 from forage.retrieval.source import Source, SourceError
 from forage.retrieval.store.index_files import DamagedFileError
 from forage.retrieval.wire import num_bytes_of
@@ -30,21 +30,21 @@ from forage.types import Hit
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A normalised query, the number of hits wanted, and the id of the source.
+# A normalised query, the number of hits requested and the source's id.
 _Key = tuple[str, int, str]
 
-# Queries of one request that are looked up in the cache before another request has its turn.
+# Queries of one request looked up in the cache before the next request gets its turn.
 _LOOK_UPS = 32
-# Turns that one search may take: most of their queries may be known, and others wait as well.
+# Maximum turns per search: if most queries are cached, many turns yield few queries to search.
 _MAX_TURNS = 1024
-_NOTHING = Answered([], 0)
+_NOTHING = QueryResult([], 0)
 
 
 class Batcher:
-    """One owner of a source: every search of every request passes through here.
+    """Owns a source: every search of every request passes through here.
 
-    ``failure`` is why a search failed in an unexpected way, until one succeeds. ``damage`` is which
-    file of the source was cut: what else is read from it may be wrong without failing.
+    ``failure``: why a search failed unexpectedly, until one succeeds. ``damage``: which file of the
+    source was truncated; other reads from it may then be silently wrong.
     """
 
     def __init__(
@@ -53,28 +53,28 @@ class Batcher:
         figures: Figures | None = None,
         cache_size: int = CACHE_BYTES,
     ) -> None:
-        """``cache_size``: bytes of results kept in memory (0: none)."""
+        """``cache_size``: maximum bytes of results kept in memory (0: none)."""
         self._source = source
         self._figures = figures or Figures()
-        self._cache: LruCache[_Key, Answered] = LruCache(math.inf, cache_size)
+        self._cache: LruCache[_Key, QueryResult] = LruCache(math.inf, cache_size)
         self._turns = Turns()
-        # The search under way: who waits for each of its queries, and for which place.
-        self._in_flight: dict[_Key, list[tuple[Asked, int]]] = {}
+        # Per query of the running search: the requests that wait for it, and its position in each.
+        self._in_flight: dict[_Key, list[tuple[QueuedRequest, int]]] = {}
         self._speed = Speed()
         self._thread = WorkThread("search")
         self._draining: asyncio.Task[None] | None = None
-        # The search that succeeded last (or failed first).
+        # The last search that succeeded, otherwise the first that failed.
         self._tried: _Key | None = None
         self.failure: str | None = None
         self.damage: str | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Closed, and no search runs any more: the source may be closed."""
+        """Whether the batcher is closed and no search runs, so that the source may be closed."""
         return not self._thread.is_alive
 
     def seconds_until_one_leaves(self) -> float:
-        """When the first of the requests in line will be answered, by the measured speed."""
+        """Estimated time until the first queued request is answered, from the measured speed."""
         return self._speed.seconds(self._turns.weight_before_one_leaves)
 
     async def search(
@@ -85,81 +85,81 @@ class Batcher:
         max_bytes: float = math.inf,
         seconds: float = math.inf,
     ) -> list[list[Hit]]:
-        """The hits of each query, in the order asked; raises what the source raised.
+        """Returns the hits of each query, in order; raises what the source raised.
 
-        ``queries`` are normalised (``wire.normalise_query``); an empty one has no hits, whatever
-        the source. Requests of other addresses, and other requests of this one, take turns with
-        it. A caller that is cancelled takes nothing from the others, and what nobody waits for any
-        more is not searched. Raises ``OverLimit`` when a reply would have ``max_bytes``, and
-        at once where the line is too long for an answer in ``seconds``.
+        ``queries`` are normalised (``wire.normalise_query``); an empty query has no hits, whatever
+        the source. The request takes turns with all others, from this address and from others. A
+        cancelled caller does not affect the others, and queries that nobody waits for any more are
+        not searched. Raises ``OverLimit`` if the reply would exceed ``max_bytes``, and immediately
+        if the queue is too long for an answer within ``seconds``.
         """
         self._figures.add(Figure.QUERIES, len(queries))
-        asked = Asked(queries, topk, max_bytes)
-        while self._next_key(asked) is None and not asked.is_over:
+        request = QueuedRequest(queries, topk, max_bytes)
+        while self._next_key(request) is None and not request.is_over:
             await asyncio.sleep(0)
-        if not asked.is_over:
-            self._require_time(asked, address, seconds)
-            self._turns.add(asked, address)
+        if not request.is_over:
+            self._require_time(request, address, seconds)
+            self._turns.add(request, address)
             if self._draining is None or self._draining.done():
                 self._draining = asyncio.create_task(self._drain())
         if queries:
-            await asked.done
-        return asked.hits
+            await request.done
+        return request.hits
 
     async def try_again(self) -> None:
-        """Search as before: where no client asks any more, it shows whether searches fail still."""
+        """Repeats an earlier search to find out, without clients, whether searches still fail."""
         if self._tried is not None:
             await self._thread.run(self._searched, [self._tried])
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Finish the searches under way and queued, or give up on them after ``timeout_s``."""
+        """Finishes running and queued searches, or gives up on them after ``timeout_s``."""
         if self._draining is not None:
             _, unfinished = await asyncio.wait([self._draining], timeout=timeout_s)
             timeout_s = 0.0 if unfinished else timeout_s
         await self._thread.close(timeout_s)
 
-    def _require_time(self, asked: Asked, address: str, seconds: float) -> None:
-        """Raise ``OverLimit`` where others are in line and the request would be answered too late.
+    def _require_time(self, request: QueuedRequest, address: str, seconds: float) -> None:
+        """Raises ``OverLimit`` if others are queued and the request would be answered too late.
 
-        It may come back when it would be in time even if it had to let all of them go first.
+        The retry time assumes that all queued requests go first.
         """
         speed, turns = self._speed, self._turns
         if not turns:
-            return  # whoever finds nobody before him is searched, however slow the source seemed
-        needed = speed.seconds(turns.weight_before(asked, address, speed.weight(seconds)))
+            return  # with an empty queue it is searched, however slow the source seemed
+        needed = speed.seconds(turns.weight_before(request, address, speed.weight(seconds)))
         if needed > seconds:
             line = speed.seconds(turns.weight)
             raise OverLimit(
                 429,
-                f"an answer would take {needed:.1f} s, and there are {seconds:.1f} s for it",
-                min(line, line + speed.seconds(asked.weight) - seconds),
+                f"an answer would take {needed:.1f} s, but the deadline is in {seconds:.1f} s",
+                min(line, line + speed.seconds(request.weight) - seconds),
             )
 
-    def _next_key(self, asked: Asked) -> _Key | None:
-        """The next query of a request that must be searched; what is known before it is answered.
+    def _next_key(self, request: QueuedRequest) -> _Key | None:
+        """Returns the request's next query that must be searched, answering known ones on the way.
 
-        None at the end of the request, and after ``_LOOK_UPS`` queries that were known.
+        None at the end of the request, and after ``_LOOK_UPS`` known queries.
         """
         source_id = self._source.id
         for _ in range(_LOOK_UPS):
-            if asked.is_over:
+            if request.is_over:
                 return None
-            key = (asked.queries[asked.place], asked.topk, source_id)
+            key = (request.queries[request.place], request.topk, source_id)
             if not key[0]:
-                asked.answer(asked.place, _NOTHING)
+                request.answer(request.place, _NOTHING)
             elif (found := self._cache.get(key)) is not None:
                 self._figures.add(Figure.CACHE_HITS)
-                asked.answer(asked.place, found)
+                request.answer(request.place, found)
             elif (waiting := self._in_flight.get(key)) is not None:
                 self._figures.add(Figure.JOINED)
-                waiting.append((asked, asked.place))
+                waiting.append((request, request.place))
             else:
                 return key
-            asked.place += 1
+            request.place += 1
         return None
 
     async def _drain(self) -> None:
-        """Search until nobody stands in line."""
+        """Searches until the queue is empty."""
         while self._turns:
             if keys := self._next_batch():
                 await self._search(keys)
@@ -167,14 +167,14 @@ class Batcher:
                 await asyncio.sleep(0)
 
     def _next_batch(self) -> list[_Key]:
-        """The queries of the next search, in turns, and all that is known before they are."""
+        """Collects the queries of the next search by turns, answering known ones on the way."""
         keys: list[_Key] = []
         weight, limit = 0.0, self._speed.batch_weight
-        for number, asked in enumerate(self._turns.of_one_topk()):
-            key = self._next_key(asked)
+        for number, request in enumerate(self._turns.of_one_topk()):
+            key = self._next_key(request)
             if key is not None:
-                self._in_flight[key] = [(asked, asked.place)]
-                asked.place += 1
+                self._in_flight[key] = [(request, request.place)]
+                request.place += 1
                 keys.append(key)
                 weight += weight_of(1, len(key[0]), key[1])
             if weight >= limit or number == _MAX_TURNS:
@@ -191,7 +191,7 @@ class Batcher:
             if is_passing or len(keys) == 1:
                 self._fail(keys, error)
             else:
-                # One query that the source cannot take must not fail those that travel with it.
+                # One query that the source cannot handle must not fail the others in its batch.
                 half = len(keys) // 2
                 await self._search_wanted(keys[:half])
                 await self._search_wanted(keys[half:])
@@ -199,50 +199,50 @@ class Batcher:
             self._count(keys, started)
             for key, found in zip(keys, found_by_key, strict=True):
                 self._cache.put(key, found, found.memory)
-                for asked, place in self._in_flight.pop(key):
-                    asked.answer(place, found)
+                for request, place in self._in_flight.pop(key):
+                    request.answer(place, found)
 
     async def _search_wanted(self, keys: Sequence[_Key]) -> None:
-        """Search what somebody still waits for."""
+        """Searches the queries that a caller still waits for."""
         wanted: list[_Key] = []
         for key in keys:
-            if all(asked.done.done() for asked, _ in self._in_flight[key]):
+            if all(request.done.done() for request, _ in self._in_flight[key]):
                 del self._in_flight[key]
             else:
                 wanted.append(key)
         if wanted:
             await self._search(wanted)
 
-    def _searched(self, keys: Sequence[_Key]) -> list[Answered]:
-        """What the source finds, in the search thread; ``SourceError`` for what none may give."""
+    def _searched(self, keys: Sequence[_Key]) -> list[QueryResult]:
+        """Runs the search in the search thread; raises ``SourceError`` for an invalid result."""
         name = self._source.name
         try:
             hits_by_key = self._source.search([query for query, _, _ in keys], keys[0][1])
-        except SourceError:  # what it may say: a provider's refusal, a cluster out of reach
+        except SourceError:  # an expected failure: a provider's refusal, an unreachable cluster
             raise
         except DamagedFileError as error:
             self.damage = self.failure = str(error)
-            raise SourceError("a file of the index was cut; the server ends") from error
-        except Exception as error:  # noted, and raised as it is
-            self.failure = f"{type(error).__name__} in a search; the log says more"
+            raise SourceError("a file of the index was truncated; the server stops") from error
+        except Exception as error:
+            self.failure = f"a search raised {type(error).__name__}; see the server's log"
             self._tried = self._tried or keys[0]
             raise
         self.failure, self._tried = None, keys[0]
         if len(hits_by_key) != len(keys):
-            reason = f"{name} gave {len(hits_by_key)} results for {len(keys)} queries"
+            reason = f"{name} returned {len(hits_by_key)} results for {len(keys)} queries"
             raise SourceError(reason, is_temporary=False)
         if not all(math.isfinite(hit.score) for hits in hits_by_key for hit in hits):
-            raise SourceError(f"{name} gave a score that is not a number", is_temporary=False)
+            raise SourceError(f"{name} returned a score that is not finite", is_temporary=False)
         return [
-            Answered(hits, num_bytes_of(hits), memory_of((key, hits)))
+            QueryResult(hits, num_bytes_of(hits), memory_of((key, hits)))
             for key, hits in zip(keys, hits_by_key, strict=True)
         ]
 
     def _fail(self, keys: Sequence[_Key], error: Exception) -> None:
         self._figures.add(Figure.FAILED_QUERIES, len(keys))
         for key in keys:
-            for asked, _ in self._in_flight.pop(key):
-                asked.fail(error)
+            for request, _ in self._in_flight.pop(key):
+                request.fail(error)
 
     def _count(self, keys: Sequence[_Key], started: float) -> None:
         seconds = time.perf_counter() - started
@@ -253,10 +253,10 @@ class Batcher:
 
 
 class WorkThread:
-    """One thread that calls are sent to from an event loop, in order, one at a time.
+    """A thread that runs calls from an event loop in order, one at a time.
 
-    A daemon, unlike the threads of an executor: a search that never returns must not keep a server
-    that was told to stop from stopping.
+    It is a daemon, unlike an executor's threads: a search that never returns must not keep the
+    server from stopping.
     """
 
     def __init__(self, name: str) -> None:
@@ -265,7 +265,7 @@ class WorkThread:
         self._thread.start()
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What ``call`` returns or raises; a caller that is cancelled does not stop the call."""
+        """Returns or raises what ``call`` does; cancelling the caller does not stop the call."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -273,9 +273,9 @@ class WorkThread:
             settle: Callable[[Any], None]
             try:
                 settle, outcome = future.set_result, call(*args, **kwargs)
-            except BaseException as error:  # it belongs to the caller, whatever it is
+            except BaseException as error:  # passed on to the caller, whatever it is
                 settle, outcome = future.set_exception, error
-            with contextlib.suppress(RuntimeError):  # the loop has gone, and the caller with it
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
                 loop.call_soon_threadsafe(lambda: future.done() or settle(outcome))
 
         self._calls.put(run_call)
@@ -283,11 +283,11 @@ class WorkThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether calls may come or one still runs."""
+        """Whether the thread accepts calls or still runs one."""
         return self._thread.is_alive()
 
     async def close(self, timeout_s: float) -> None:
-        """End after the calls sent so far; those that take longer than ``timeout_s`` go on."""
+        """Ends after the calls sent so far, without waiting longer than ``timeout_s`` for them."""
         self._calls.put(None)
         await asyncio.to_thread(self._thread.join, timeout_s)
 

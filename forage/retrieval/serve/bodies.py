@@ -1,8 +1,8 @@
-"""From the bytes of a request to what it asks, without holding up other requests.
+"""Parses request bodies without holding up other requests.
 
-A small body is read at once, on the event loop. A large one is read in a thread, and by the JSON
-reader of Python that is written in Python: the one in C is faster, but every other thread waits
-until it is through (3 s for 16 MB of empty lists).
+A small body is parsed at once, on the event loop. A large one is parsed in a thread, with the
+standard library's pure Python JSON scanner: the C scanner is faster, but blocks every other thread
+until it is done (3 s for 16 MB of empty lists).
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Shape)
 
 _LARGE = 2**16
-# Of a large body: 16 MB of questions have half as many. What is checked and freed at once stays
-# short with them.
+# Limits for a large body; 16 MB of questions contain half as many. They bound the time that
+# validating and freeing the parsed objects takes.
 _MAX_COMMAS, _MAX_BRACKETS = 2**19, 2**18
 
 
 class BodyReader:
-    """Reads large bodies one after the other, those of one address never at the same time."""
+    """Parses large bodies one after the other, queueing at most one per address."""
 
     def __init__(self) -> None:
         self._thread = WorkThread("bodies")
-        # Of addresses that have a body in line; one that nobody holds any more is forgotten.
+        # One lock per address with a queued body; a lock that nobody holds is dropped.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, read: Callable[[bytes], T], body: bytes, address: str) -> T:
-        """What ``read`` makes of a body, or raises about it."""
+        """Returns or raises what ``read`` does for ``body``."""
         if len(body) <= _LARGE:
             return read(body)
-        # With one body of each address in line, addresses take turns.
+        # With one queued body per address, addresses take turns.
         async with self._locks.setdefault(address, asyncio.Lock()):
             return await self._thread.run(read, body)
 
     async def close(self) -> None:
-        """End the thread; a body that it reads is given up."""
+        """Ends the thread without waiting for the body it parses."""
         await self._thread.close(timeout_s=0)
 
 
 def read_json(model: type[S], body: bytes) -> S:
-    """The request in a body; raises ``HTTPException`` (413, 422) that says what is wrong with it.
+    """Returns the request in a body; raises ``HTTPException`` (413, 422) if it is invalid.
 
-    The request's own text is not sent back.
+    The error does not echo the request's text.
     """
     try:
-        # Not model_validate_json: Python's reader takes the lone surrogates that clients send.
+        # Not model_validate_json: json.loads accepts the lone surrogates that clients send.
         content = json.loads(body) if len(body) <= _LARGE else _read_large(body)
     except (ValueError, RecursionError) as error:
         raise HTTPException(422, f"the body is not JSON: {_reason(error)}") from None
@@ -71,11 +71,10 @@ def read_json(model: type[S], body: bytes) -> S:
 
 
 class _ReaderInPython(json.JSONDecoder):
-    """``json.loads``, with other threads at work between any two values."""
+    """A JSON decoder that lets other threads run between any two values."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Not in the stubs of the standard library.
         self.scan_once = json.scanner.py_make_scanner(self)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -1,6 +1,6 @@
 """A search server as a child process, for commands that need one only while they run.
 
-The demo and tests use it; ``forage.remote.child_process`` starts it and ends it with us.
+The demo and tests use it; ``forage.remote.child_process`` starts it and ends it with this process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _POLL_S = 0.05
 
 
 class ServerProcess:
-    """``with ServerProcess(index_dir) as server: ... server.url``.
+    """A search server in a child process: ``with ServerProcess(index_dir) as server: server.url``.
 
-    Enter it on a thread that lives as long as the server is wanted: the kernel ties the child to
-    the thread that started it.
+    Enter it on a thread that outlives the server: the kernel ties the child to the thread that
+    started it.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class ServerProcess:
     ) -> None:
         """``port`` 0 picks a free one.
 
-        ``command`` replaces ``python -m forage serve`` (its own arguments follow: the index,
-        ``--host H --port P``); ``log_path`` is where its output is kept.
+        ``command`` replaces ``python -m forage serve``; the index and ``--host H --port P`` are
+        appended to it. ``log_path``: where its output is written.
         """
         self._index_dir = index_dir
         self._startup_timeout_s = startup_timeout_s
@@ -54,13 +54,12 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The server's process id."""
         assert self._process is not None, "the server has not been started"
         return self._process.pid
 
     def __enter__(self) -> Self:
-        """Start the server and wait until it is ready; raises ``UserError`` with its last words."""
-        # Ask first, so that another program on this port is not mistaken for our server.
+        """Starts the server and waits until it is ready; raises ``UserError`` with its output."""
+        # Bind first, so that another program on this port is not mistaken for our server.
         with bind_port(_HOST, self.port) as free:
             self.port = free.getsockname()[1]
         server = [*self._command, str(self._index_dir), "--host", _HOST, "--port", str(self.port)]
@@ -77,7 +76,7 @@ class ServerProcess:
         self.stop()
 
     def stop(self) -> None:
-        """End the server; harmless when repeated."""
+        """Stops the server; calling it again does nothing."""
         process, self._process = self._process, None
         if process is not None:
             process.stop()
@@ -87,18 +86,19 @@ class ServerProcess:
         while not _is_ready(self.url):
             if process.status is not None:
                 raise UserError(
-                    f"the search server ended with status {process.status}:\n{process.last_words()}"
+                    f"the search server exited with status {process.status}:\n"
+                    f"{process.last_words()}"
                 )
             if time.monotonic() >= deadline:
                 raise UserError(
                     f"the search server was not ready after {self._startup_timeout_s:g} s; "
-                    f"its last words:\n{process.last_words()}"
+                    f"its last output:\n{process.last_words()}"
                 )
             time.sleep(_POLL_S)
 
 
 def _is_ready(url: str) -> bool:
-    # Without the proxies of the environment: this is always our own machine.
+    # Ignore the environment's proxies: the server is always on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}/readyz", timeout=2) as response:

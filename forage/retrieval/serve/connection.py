@@ -1,10 +1,10 @@
-"""One connection to the server: uvicorn's HTTP/1.1, with limits before a request is anybody's.
+"""One connection to the server: uvicorn's HTTP/1.1, with limits that apply before any route.
 
-uvicorn keeps headers and trailers of any size for ever, and queues any number of requests that a
-client sends ahead. Here a client has ``patience_s`` for its headers; headers, trailers, the framing
-of a chunked body and the queue have limits; a client that does not take its reply is disconnected;
-and one address may hold only its share of all connections. A client that leaves takes its request
-with it, so no search runs for it. Bodies, tokens and deadlines are the middleware's.
+uvicorn keeps headers and trailers of any size indefinitely and queues any number of pipelined
+requests. Here a client must send its headers within ``patience_s``; headers, trailers, the framing
+of a chunked body and the queue are limited; a client that does not read its reply is disconnected;
+and one address may hold only its share of the connections. When a client disconnects, its request
+is cancelled, so no search runs for it. The middleware handles bodies, tokens and deadlines.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from forage.retrieval.serve.limits import Limits, Room
 
 _MAX_HEAD_BYTES = 32 * 1024
 _MAX_FIELDS = 100
-# A body arrives in pieces: one for each chunk, one for each read. 16 MB in packets of 1,460 bytes
-# are 11,500 pieces.
+# A body arrives in pieces, one per chunk or read: 16 MB in packets of 1,460 bytes are 11,500.
 _MAX_PIECES = 2**16
-# Framing that each piece may bring: its size in hexadecimal and two line ends.
+# Framing allowed per piece: its size in hexadecimal and two line ends.
 _BYTES_A_PIECE = 16
 _MAX_PIPELINED = 100
-# What a refused client still sends is read and forgotten for so long. A connection that is closed
-# with bytes unread is reset, and the client may lose the reply that tells it why.
+# How long input from a refused client is still read and discarded. Closing a connection with
+# unread bytes resets it, and the client may lose the reply that explains the refusal.
 _LINGER_S = 1.0
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol; it calls the ``on_`` methods while it parses what ``data_received``."""
+    """uvicorn's protocol; it calls the ``on_`` methods while parsing data that arrives."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """``room``: for connections, shared by all of them."""
+        """``room``: the room for connections, shared by all of them."""
         super().__init__(config, server_state, app_state, _loop)
         self._app, self.app = self.app, self._answer
         self._patience_s, self._room = limits.patience_s, room
@@ -54,7 +53,7 @@ class Connection(HttpToolsProtocol):
         self._has_room = self._is_lost = self._is_refused = False
         self._answering: asyncio.Task[Any] | None = None
         self._is_in_head = True
-        # Of the current message: bytes received, bytes and pieces of its body, and the parsed bytes
+        # For the current message: bytes received, bytes and pieces of its body, and parsed bytes
         # and fields of its headers and trailers.
         self._num_received = self._num_body = self._num_pieces = 0
         self._num_parsed = self._num_fields = 0
@@ -63,15 +62,15 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        # pause_writing is called as soon as a byte waits for the client, not at 64 kB: a connection
-        # that is closed with fewer unsent bytes would stay for ever.
+        # Call pause_writing as soon as a byte is unsent, not at 64 kB: a connection closed with
+        # fewer unsent bytes would stay open indefinitely.
         transport.set_write_buffer_limits(high=0)
         self._address = self.client[0] if self.client else ""
         self._has_room = self._room.take(self._address)
         if self._has_room:
             self._reading = self._in_time(self._give_up_reading)
         else:
-            self._refuse(429, "there are too many connections, or too many from this address")
+            self._refuse(429, "too many connections, in total or from this address")
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -92,7 +91,9 @@ class Connection(HttpToolsProtocol):
             return
         framing = self._num_received - self._num_body
         if self._num_pieces > _MAX_PIECES:
-            self._refuse(413, f"the body came in over {_MAX_PIECES} pieces; send larger chunks")
+            self._refuse(
+                413, f"the body arrived in more than {_MAX_PIECES} pieces; send larger chunks"
+            )
         elif framing > _MAX_HEAD_BYTES + _BYTES_A_PIECE * self._num_pieces:
             self.send_400_response("")
         elif self._is_in_head and self._is_idle and self._reading is None:
@@ -112,7 +113,7 @@ class Connection(HttpToolsProtocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # a trailer is no header: the token is not looked for in it
+        if self._is_in_head:  # a trailer is not a header: a token in it must not count
             super().on_header(name, value)
         self._num_fields += 1
         self._count(len(name) + len(value))
@@ -123,7 +124,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         super().on_headers_complete()
         if len(self.pipeline) > _MAX_PIPELINED:
-            raise ValueError("too many requests were sent ahead of their replies")
+            raise ValueError("too many pipelined requests")
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -139,7 +140,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._is_in_head and self._reading is None:  # refused, and its body still comes
+        if not self._is_in_head and self._reading is None:  # refused while its body still arrives
             self._reading = self._in_time(self._give_up_reading)
 
     def pause_writing(self) -> None:
@@ -156,13 +157,12 @@ class Connection(HttpToolsProtocol):
         if num_bytes <= _MAX_HEAD_BYTES and self._num_fields <= _MAX_FIELDS:
             self._refuse(400, msg)
         elif self._is_in_head:
-            self._refuse(431, f"the headers have more than {limits}")
+            self._refuse(431, f"the headers exceed {limits}")
         else:
-            said = f"headers, trailers and chunk extensions have more than {limits}"
-            self._refuse(431, said)
+            self._refuse(431, f"headers, trailers and chunk extensions exceed {limits}")
 
     def _count(self, num_bytes: int) -> None:
-        """Raise if the headers are too large: the parser stops, and calls for a 400."""
+        """Raises if the headers are too large; the parser then stops and sends a 400."""
         self._num_parsed += num_bytes
         if self._num_parsed > _MAX_HEAD_BYTES or self._num_fields > _MAX_FIELDS:
             raise ValueError("the headers are too large")
@@ -177,17 +177,17 @@ class Connection(HttpToolsProtocol):
 
     def _give_up_reading(self) -> None:
         if self._is_in_head and self._num_received:
-            self._refuse(408, f"the headers did not come within {self._patience_s:g} s")
+            self._refuse(408, f"the headers did not arrive within {self._patience_s:g} s")
         else:
             self.transport.close()
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Reply where no other reply is in the way, ignore what else comes, and close."""
+        """Replies unless another reply is in progress, discards further input, and closes."""
         cycle = self.cycle
         if not self._is_idle and (self._is_in_head or self.pipeline or cycle.response_started):
             self.transport.abort()
             return
-        if self._is_in_head or not self._is_idle:  # else this request has its reply already
+        if self._is_in_head or not self._is_idle:  # otherwise this request already has its reply
             self._write_refusal(status, detail)
         if not self._is_idle:
             cycle.disconnected = True

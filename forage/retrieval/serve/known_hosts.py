@@ -1,9 +1,8 @@
-"""Who may call: programs, and web pages of this very server, under a name that is known to be its.
+"""Decides who may call: programs, and web pages from this server, using one of its known names.
 
-A browser lets any page send requests to a server on its user's machine, and lets a page that moves
-its own name to that machine's address (DNS rebinding) read the replies too. A page elsewhere gives
-itself away by ``Origin``, a moved name by ``Host``. Who calls, a bearer token says; this is for
-servers without one.
+A browser lets any page send requests to a server on its user's machine, and lets a page that
+re-points its own name to that machine's address (DNS rebinding) read the replies too. ``Origin``
+reveals a foreign page, ``Host`` a re-pointed name. This protects servers without a bearer token.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ class KnownHosts:
     def __init__(self, listens_on: str = "127.0.0.1", added: Sequence[str] = ()) -> None:
         """``listens_on``: the server's host; ``added``: further names, without a port.
 
-        On the loopback interface these, and the names of loopback, are all there are. On another
-        one a machine has names that it does not know of, so that programs may use any, unless
-        names are added; web pages still need one that is known, or a number, which nobody can move.
+        On the loopback interface only these and loopback's own names are accepted. On another
+        interface the machine may have names it does not know, so programs may use any name unless
+        some are added; web pages still need a known name, or a numeric address, which cannot be
+        re-pointed.
         """
         self._is_loopback = is_loopback(listens_on)
         self._added = frozenset(name.lower() for name in added)
@@ -35,19 +35,19 @@ class KnownHosts:
         """Why a request with these headers is refused, or None."""
         host, origin = headers.get("host"), headers.get("origin")
         if origin is not None and not self._is_own_page(origin, host):
-            return f"a web page of {origin[:200]!r} may not use this server"
-        if host is None:  # an old program: browsers always say it
+            return f"cross-origin requests from {origin[:200]!r} are not allowed"
+        if host is None:  # an old program: browsers always send Host
             return None
         is_open = not self._is_loopback and not self._added and origin is None
         if is_open or self._is_known(_name(host)):
             return None
         return (
-            f"this server is not called {_name(host)[:200]!r}; start it with --allow-host NAME if "
-            "it may be"
+            f"this server does not accept the host name {_name(host)[:200]!r}; to allow it, start "
+            "the server with --allow-host NAME"
         )
 
     def _is_own_page(self, origin: str, host: str | None) -> bool:
-        """Whether a page was loaded from here, or from an added name (a proxy's, say)."""
+        """Whether a page was loaded from this server or from an added name, such as a proxy's."""
         _, _, place = origin.lower().partition("://")
         return bool(place) and (place == (host or "").lower() or _name(place) in self._added)
 
@@ -58,7 +58,7 @@ class KnownHosts:
 
 
 def _name(host: str) -> str:
-    """``localhost:8000`` is ``localhost``, ``[::1]:8000`` is ``::1``."""
+    """The host without its port: ``localhost:8000`` gives ``localhost``, ``[::1]:8000`` ``::1``."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()

@@ -1,7 +1,6 @@
-"""What a search server lets one request, one address and all of them take, and how it says no.
+"""Limits of a search server per request, per address and in total, and its refusals.
 
-``middleware.py`` holds requests against it before their bodies are read, the routes hold what they
-ask for.
+``middleware.py`` checks requests before their bodies are read; the routes check what they request.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from starlette.responses import JSONResponse, Response
 
 from forage.settings import Strict
 
-# Pages are large: a body full of short addresses could ask for terabytes.
+# Pages are large: a body full of short URLs could request terabytes.
 _MAX_URLS = 1024
-# Bodies of the largest size that are held at once.
+# How many bodies of the maximum size fit in memory at once.
 _LARGEST_BODIES = 32
 
 
 class OverLimit(Exception):
-    """A request beyond a limit: the HTTP status and a sentence that names the limit.
+    """A request exceeds a limit; carries the HTTP status and a sentence that names the limit.
 
     ``retry_after_s``: when the same request will be within it.
     """
@@ -32,7 +31,7 @@ class OverLimit(Exception):
         self.status, self.detail, self.retry_after_s = status, detail, retry_after_s
 
     def reply(self, is_last: bool = False) -> Response:
-        """How it is said over HTTP; ``is_last``: the connection ends, since its body does not."""
+        """The HTTP reply; ``is_last`` closes the connection, because the body was not read."""
         headers = {"Connection": "close"} if is_last else {}
         if self.retry_after_s is not None:
             headers["Retry_After"] = whole_seconds(self.retry_after_s)
@@ -40,10 +39,10 @@ class OverLimit(Exception):
 
 
 class Limits(Strict):
-    """What one request may ask for; a request beyond a limit is refused, never cut.
+    """Limits for one request; a request that exceeds one is refused, never truncated.
 
-    Each limit is an option of ``forage serve``. Without ``max_queries`` a request may hold as many
-    queries as its body's size allows.
+    Each limit is an option of ``forage serve``. Without ``max_queries``, only the size of the body
+    limits the number of queries.
     """
 
     max_queries: int | None = Field(default=None, ge=1)
@@ -58,29 +57,30 @@ class Limits(Strict):
 
     @property
     def max_urls(self) -> int:
-        """Addresses of one request to ``/access``."""
+        """Maximum URLs in one request to ``/access``."""
         return self.max_queries or _MAX_URLS
 
     def check(self, texts: Sequence[str], name: str, topk: int = 1) -> None:
-        """Raise ``OverLimit`` for too many texts, one too long, or too large a ``topk``.
+        """Raises ``OverLimit`` for too many texts, a text that is too long or too large a ``topk``.
 
-        ``name``: what the texts are called in the request, ``queries`` or ``urls``.
+        ``name``: the request's field with the texts, ``queries`` or ``urls``.
         """
         most = self.max_urls if name == "urls" else self.max_queries
         if most is not None and len(texts) > most:
-            raise OverLimit(413, f"{len(texts)} {name} in one request; at most {most}")
+            raise OverLimit(413, f"the request has {len(texts)} {name}; the maximum is {most}")
         if topk > self.max_topk:
-            raise OverLimit(400, f"topk is {topk}; at most {self.max_topk}")
+            raise OverLimit(400, f"topk is {topk}; the maximum is {self.max_topk}")
         for number, text in enumerate(texts):
             if len(text) > self.max_query_chars:
                 raise OverLimit(
                     413,
-                    f"{name}[{number}] has {len(text)} characters; at most {self.max_query_chars}",
+                    f"{name}[{number}] has {len(text)} characters; the maximum is "
+                    f"{self.max_query_chars}",
                 )
 
 
 class Room:
-    """Something that addresses share: one of them has three quarters of it at most."""
+    """A resource that addresses share; each may take at most three quarters of it."""
 
     def __init__(self, size: int) -> None:
         self._size, self._share = size, math.ceil(0.75 * size)
@@ -88,12 +88,12 @@ class Room:
         self.total = 0
 
     def has(self, address: str, amount: int = 1) -> bool:
-        """Whether so much is left for this address."""
+        """Whether ``amount`` is available to this address."""
         is_left = self.total + amount <= self._size
         return is_left and self._taken[address] + amount <= self._share
 
     def take(self, address: str, amount: int = 1) -> bool:
-        """Take it, if it is there."""
+        """Takes ``amount`` if it is available; returns whether it was."""
         if not self.has(address, amount):
             return False
         self._taken[address] += amount
@@ -108,11 +108,11 @@ class Room:
 
 
 class Traffic:
-    """What requests take up, and whether the server is stopping."""
+    """What requests occupy, and whether the server is stopping."""
 
     def __init__(self, limits: Limits) -> None:
         self.connections = Room(limits.max_connections)
-        # Requests whose bodies have come: slow bodies keep nobody out.
+        # Only requests whose bodies have arrived: slow bodies block nobody.
         self.places = Room(limits.max_in_flight)
         self.body_bytes = Room(_LARGEST_BODIES * limits.max_body_bytes)
         self.num_open = 0
@@ -120,16 +120,16 @@ class Traffic:
 
     @property
     def in_flight(self) -> int:
-        """Requests that have come whole and are not answered yet."""
+        """Requests that have fully arrived and are not answered yet."""
         return self.places.total
 
 
 def whole_seconds(seconds: float) -> str:
-    """For ``Retry-After``: rounded up, and never at once."""
+    """A value for ``Retry-After``: rounded up, at least 1."""
     return str(max(1, math.ceil(seconds)))
 
 
 def problem(status: int, detail: str, **headers: str) -> Response:
-    """A refusal in the wire format; ``headers`` with ``_`` for ``-``."""
+    """A refusal in the wire format; in the names of ``headers``, ``_`` stands for ``-``."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return JSONResponse({"detail": detail}, status, named)

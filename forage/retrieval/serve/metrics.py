@@ -1,4 +1,4 @@
-"""The service's figures, and the figures as Prometheus text."""
+"""Counts what the service does, and renders the counts as Prometheus text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from forage.retrieval.source import Source
 
 
 class Figure(Enum):
-    """A counter: its name in Prometheus, and what it counts."""
+    """A counter: its Prometheus name, and what it counts."""
 
-    QUERIES = "forage_queries", "Queries asked"
+    QUERIES = "forage_queries", "Queries received"
     CACHE_HITS = "forage_cache_hits", "Queries answered from the cache"
     JOINED = "forage_joined_queries", "Queries that joined one in flight"
-    SEARCHES = "forage_searches", "Calls of the source"
-    SEARCHED_QUERIES = "forage_searched_queries", "Queries in calls of the source"
+    SEARCHES = "forage_searches", "Calls to the source"
+    SEARCHED_QUERIES = "forage_searched_queries", "Queries in calls to the source"
     FAILED_QUERIES = "forage_failed_queries", "Queries that the source could not answer"
     SEARCH_SECONDS = "forage_search_seconds", "Time in the source"
 
@@ -39,7 +39,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 
 class Figures:
-    """The figures of a server since it started."""
+    """A server's counts since it started."""
 
     def __init__(self) -> None:
         self.row = dict.fromkeys(Figure, 0.0)
@@ -55,13 +55,12 @@ class Figures:
         self.requests[path, status] += 1
 
     def observe_retrieve(self, seconds: float) -> None:
-        """Count a retrieve request that was answered in this time."""
         self.retrieves[bisect_left(BUCKETS_S, seconds)] += 1
         self.retrieve_seconds += seconds
 
 
 def prometheus_text(figures: Figures, source: Source, in_flight: int) -> bytes:
-    """The figures, and the requests in flight, in Prometheus' text format."""
+    """Renders the counts and the requests in flight in Prometheus text format."""
     return generate_latest(_Families(figures, source, in_flight))
 
 
@@ -80,11 +79,11 @@ class _Families(Collector):
             )
         for figure, count in figures.row.items():
             yield CounterMetricFamily(*figure.value, value=count)
-        asked = figures.row[Figure.QUERIES]
+        num_queries = figures.row[Figure.QUERIES]
         yield GaugeMetricFamily(
             "forage_cache_hit_rate",
             "Share of all queries so far that the cache answered",
-            value=figures.row[Figure.CACHE_HITS] / asked if asked else 0.0,
+            value=figures.row[Figure.CACHE_HITS] / num_queries if num_queries else 0.0,
         )
         yield GaugeMetricFamily(
             "forage_in_flight_requests", "Requests being answered", value=self._in_flight

@@ -1,8 +1,7 @@
-"""What every request passes before a route: known names, bearer token, limits, deadline, counts.
+"""Checks every request before its route: host names, bearer token, limits, deadline, counts.
 
-It runs before a request's body is read, so a refusal costs next to nothing. Limits and the deadline
-hold for POST requests alone, which make the server work. What a request asks for is checked by the
-routes, against the same ``Limits``.
+It runs before the body is read, so a refusal costs next to nothing. Limits and the deadline apply
+only to POST requests, which cause work. The routes check the content against the same ``Limits``.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from forage.retrieval.serve.limits import Limits, OverLimit, Traffic, problem, w
 from forage.retrieval.serve.metrics import Figures
 
 _JSON = "application/json"
-# Paths that need no token; every other path does, however it is spelt.
+# Only these paths need no token.
 _OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 # Seconds that a client waits: https://www.rfc-editor.org/rfc/rfc7240#section-4.3
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d+(?:\.\d+)?)")
 DEADLINE = "forage.deadline"
-# How slowly a body may come.
+# The slowest rate at which a body may arrive.
 _BYTES_PER_S = 2**16
 
 
@@ -46,7 +45,7 @@ class RequestMiddleware:
         traffic: Traffic,
         seconds_until_one_leaves: Callable[[], float],
     ) -> None:
-        """``seconds_until_one_leaves``: when a request in flight will be through."""
+        """``seconds_until_one_leaves``: estimated time until a request in flight is answered."""
         self._app, self._limits, self._token, self._hosts = app, limits, token, hosts
         self._figures, self._traffic = figures, traffic
         self._seconds_until_one_leaves = seconds_until_one_leaves
@@ -80,14 +79,14 @@ class RequestMiddleware:
         try:
             async with deadline:
                 await self._answer(scope, receive, send_noting_status)
-        except OverLimit as refused:  # of the body; the application answers its own
+        except OverLimit as refused:  # raised for the body; the application answers its own
             await refused.reply(is_last=True)(scope, receive, send_noting_status)
         except ClientDisconnect:
-            pass  # nobody is left to be answered
+            pass
         except TimeoutError:
             if not deadline.expired() or status:
                 raise
-            late = problem(504, f"not answered within {seconds:g} s")
+            late = problem(504, f"the search did not finish within {seconds:g} s")
             await late(scope, receive, send_noting_status)
         finally:
             self._traffic.num_open -= 1
@@ -95,7 +94,7 @@ class RequestMiddleware:
             self._figures.observe_retrieve(time.perf_counter() - started)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, and let the application answer as soon as there is a place."""
+        """Reads the body, and lets the application answer if there is room for the request."""
         address, traffic = address_of(scope), self._traffic
         body = bytearray()
         try:
@@ -110,9 +109,9 @@ class RequestMiddleware:
             traffic.body_bytes.give(address, len(body))
 
     async def _read_into(self, body: bytearray, receive: Receive, address: str) -> None:
-        """Read a body; raises ``OverLimit`` where it is too large, too slow or too many.
+        """Reads a body; raises ``OverLimit`` if it is too large or too slow, or memory is full.
 
-        It has ``patience_s``, and a second more for each ``_BYTES_PER_S`` that came.
+        The client has ``patience_s``, plus a second per ``_BYTES_PER_S`` received.
         """
         limits, started = self._limits, asyncio.get_running_loop().time()
         patience = asyncio.timeout(limits.patience_s)
@@ -136,10 +135,10 @@ class RequestMiddleware:
         except TimeoutError:
             if not patience.expired():
                 raise
-            raise OverLimit(408, f"the body came too slowly: {len(body)} bytes so far") from None
+            raise OverLimit(408, f"the body arrived too slowly: {len(body)} bytes so far") from None
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Why a request is refused before its body is read, or None."""
+        """The reply that refuses a request before its body is read, or None."""
         headers = Headers(scope=scope)
         stranger = self._hosts.refusal(headers)
         if stranger is not None:
@@ -147,10 +146,9 @@ class RequestMiddleware:
         if self._token is not None and scope["path"] not in _OPEN_PATHS:
             authorization = headers.get("authorization", "").encode("utf-8", "replace")
             if not is_token(self._token, authorization):
-                what = "this token is not the server's" if authorization else "a token is needed"
-                return problem(
-                    401, f"{what}: Authorization: Bearer TOKEN", WWW_Authenticate="Bearer"
-                )
+                what = "wrong token" if authorization else "this server requires a token"
+                detail = f"{what}; send the header Authorization: Bearer TOKEN"
+                return problem(401, detail, WWW_Authenticate="Bearer")
         if scope["method"] != "POST":
             return None
         traffic, limits = self._traffic, self._limits
@@ -158,19 +156,22 @@ class RequestMiddleware:
             return problem(503, "the server is stopping", Retry_After="1", Connection="close")
         if not traffic.places.has(address_of(scope)):
             return self._too_many().reply()
-        # A page elsewhere may send other types without asking, and this one never.
+        # A cross-origin page can send simple content types without a preflight, but never this one.
         if headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
-            return problem(415, f"the body's type has to be said: Content-Type: {_JSON}")
+            return problem(415, f"set the header Content-Type: {_JSON}")
         coding = headers.get("content-encoding", "identity")
         if coding.strip().lower() != "identity":
-            return problem(415, f"Content-Encoding {coding[:20]!r}: send the JSON uncompressed")
+            return problem(
+                415,
+                f"Content-Encoding {coding[:20]!r} is not supported; send the JSON uncompressed",
+            )
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > limits.max_body_bytes:
             return self._too_large().reply(is_last=True)
         return None
 
     def _seconds_for(self, scope: Scope) -> float:
-        """The time that a request has: its client's own (``Prefer: wait=SECONDS``), or less."""
+        """The request's time limit: the client's (``Prefer: wait=SECONDS``) or the server's."""
         wait = _WAIT.search(Headers(scope=scope).get("prefer", ""))
         return min(float(wait[1]), self._limits.deadline_s) if wait else self._limits.deadline_s
 
@@ -180,8 +181,8 @@ class RequestMiddleware:
 
     def _too_many(self) -> OverLimit:
         seconds = self._seconds_until_one_leaves()
-        said = f"{self._traffic.in_flight} requests are in flight"
-        return OverLimit(429, f"{said}; the next may come in {whole_seconds(seconds)} s", seconds)
+        detail = f"{self._traffic.in_flight} requests are in flight"
+        return OverLimit(429, f"{detail}; retry in {whole_seconds(seconds)} s", seconds)
 
 
 def address_of(scope: Scope) -> str:
@@ -190,7 +191,7 @@ def address_of(scope: Scope) -> str:
 
 
 def _receive_again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read already, and then what the connection says."""
+    """A ``receive`` that returns the body already read, then the connection's messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:

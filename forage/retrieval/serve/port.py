@@ -1,4 +1,4 @@
-"""Binds a port, and says what is wrong where it cannot be bound."""
+"""Binds a port, and explains why one cannot be bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from forage.errors import UserError
 
 
 def bind_port(host: str, port: int) -> socket.socket:
-    """A socket bound to ``host:port`` (0: any free one), not listening; raises ``UserError``."""
+    """Returns a socket bound to ``host:port`` (0: any free port), not yet listening.
+
+    Raises ``UserError`` if it cannot be bound.
+    """
     if not 0 <= port <= 65_535:
         raise UserError(f"port {port} does not exist; choose one from 1024 to 65535, or 0 for any")
     try:
@@ -21,7 +24,7 @@ def bind_port(host: str, port: int) -> socket.socket:
     except socket.gaierror as error:
         raise UserError(f"cannot serve on host {host!r}: {error.strerror}") from error
     sock = socket.socket(family, kind, protocol)
-    # A port whose last owner has just gone may be taken again at once.
+    # A port whose last owner just exited may be reused at once.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
@@ -33,7 +36,7 @@ def bind_port(host: str, port: int) -> socket.socket:
 
 @lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
-    """Whether a name or a number is this machine's own, which no other machine reaches."""
+    """Whether a name or numeric address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -41,14 +44,14 @@ def is_loopback(host: str) -> bool:
 
 
 def explain_bind_error(error: OSError, host: str, port: int) -> UserError:
-    """What to tell the user whose port could not be bound."""
+    """The error that tells the user why a port could not be bound."""
     if error.errno == errno.EADDRINUSE:
         return UserError(
-            f"port {port} on {host} is already taken: stop the program that listens there, or "
+            f"port {port} on {host} is in use: stop the program that listens there, or "
             "choose another --port (0 picks a free one)"
         )
     if error.errno == errno.EACCES:
-        return UserError(f"port {port} needs privileges; choose one above 1023 with --port")
+        return UserError(f"port {port} needs root privileges; choose one above 1023 with --port")
     if error.errno == errno.EADDRNOTAVAIL:
         return UserError(
             f"host {host!r} is not an address of this machine; use 127.0.0.1 (this machine only) "

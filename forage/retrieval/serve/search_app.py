@@ -1,7 +1,7 @@
-"""The routes of a search server: what each reads of a request, asks the source, and answers.
+"""The routes of a search server: each parses a request, queries the source and replies.
 
-``RequestMiddleware`` stands before every route, and a ``Batcher`` owns the source. Where it listens
-and how it ends is ``forage.retrieval.serve.server``'s.
+``RequestMiddleware`` runs before every route, and a ``Batcher`` owns the source.
+``forage.retrieval.serve.server`` handles listening and stopping.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from forage.retrieval.wire import (
 
 logger = logging.getLogger(__name__)
 
-# Pages that are read before it is looked how large the reply becomes.
+# Pages read between two checks of the reply's size.
 _PAGES_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
-    """How an application answers; ``topk`` holds where a request names none.
+    """Settings of the application; ``topk`` applies if a request has none.
 
-    ``page_url``: where the page of a passage is whose corpus line has no ``url``.
+    ``page_url``: template for the URL of a passage whose corpus line has no ``url``.
     """
 
     topk: int = 3
@@ -69,7 +69,7 @@ def create_app(
     settings: AppSettings | None = None,
     cache_size: int = CACHE_BYTES,
 ) -> Starlette:
-    """The application over an open source; ``cache_size``: bytes of results kept (0: none).
+    """Creates the application of an open source; ``cache_size``: bytes of cached results (0: none).
 
     Its ``state`` holds the ``batcher``, which owns the source, the ``traffic`` and the ``limits``.
     """
@@ -110,7 +110,7 @@ def create_app(
 
 
 class _Service:
-    """The routes, and what they share."""
+    """The routes and their shared state."""
 
     def __init__(
         self, source: Source, pages: Pages | None, settings: AppSettings, cache_size: int
@@ -138,41 +138,43 @@ class _Service:
     async def retrieve(self, request: Request) -> Response:
         address = address_of(request.scope)
         body = await request.body()
-        asked, queries = await self.bodies.read(self._read_retrieve, body, address)
-        topk = asked.topk or self.settings.topk
+        parsed, queries = await self.bodies.read(self._read_retrieve, body, address)
+        topk = parsed.topk or self.settings.topk
         max_bytes = self.settings.limits.max_reply_bytes
         seconds = request.scope[DEADLINE] - asyncio.get_running_loop().time()
         hits_by_query = await self.batcher.search(queries, topk, address, max_bytes, seconds)
-        return _json(write_reply(hits_by_query, asked.return_scores, self.settings.page_url))
+        return _json(write_reply(hits_by_query, parsed.return_scores, self.settings.page_url))
 
     def _read_retrieve(self, body: bytes) -> tuple[RetrieveRequest, list[str]]:
-        """A request within the limits, and its queries normalised."""
-        asked = read_json(RetrieveRequest, body)
-        self.settings.limits.check(asked.queries, "queries", asked.topk or 1)
-        return asked, [normalise_query(query) for query in asked.queries]
+        """Parses a request, checks its limits and normalises its queries."""
+        parsed = read_json(RetrieveRequest, body)
+        self.settings.limits.check(parsed.queries, "queries", parsed.topk or 1)
+        return parsed, [normalise_query(query) for query in parsed.queries]
 
     async def access(self, request: Request) -> Response:
-        asked = await self.bodies.read(
+        parsed = await self.bodies.read(
             self._read_access, await request.body(), address_of(request.scope)
         )
         if self._pages is None:
-            return problem(404, "this server has no pages; start it with --pages FILE")
+            return problem(404, "this server has no page store; start it with --pages FILE")
         limit, num_bytes = self.settings.limits.max_reply_bytes, 0
         found: list[PageChunk | Page | None] = []
-        for start in range(0, len(asked.urls), _PAGES_AT_ONCE):
-            part = asked.model_copy(update={"urls": asked.urls[start : start + _PAGES_AT_ONCE]})
+        for start in range(0, len(parsed.urls), _PAGES_AT_ONCE):
+            part = parsed.model_copy(update={"urls": parsed.urls[start : start + _PAGES_AT_ONCE]})
             pages = (await asyncio.to_thread(read_pages, self._pages, part)).result
             num_bytes += sum(utf8_length(page.contents) for page in pages if page)
             if num_bytes > limit:
-                detail = f"the pages have more than {limit} bytes, which a reply may have; ask "
-                raise OverLimit(413, f"{detail}for fewer at once, or for parts (max_chars, chunk)")
+                detail = (
+                    f"the pages exceed {limit} bytes, the maximum for a reply; request fewer at "
+                )
+                raise OverLimit(413, f"{detail}once, or parts of them (max_chars, chunk)")
             found += pages
         return _json(write_pages(found))
 
     def _read_access(self, body: bytes) -> AccessRequest:
-        asked = read_json(AccessRequest, body)
-        self.settings.limits.check(asked.urls, "urls")
-        return asked
+        parsed = read_json(AccessRequest, body)
+        self.settings.limits.check(parsed.urls, "urls")
+        return parsed
 
     async def healthz(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -188,7 +190,7 @@ class _Service:
         return JSONResponse({"status": "ready", "backend": name, "passages": num_passages})
 
     async def _try_again(self) -> None:
-        """Search as the last time, once a second at most; what comes of it, the batcher notes."""
+        """Repeats a search, at most once a second; the batcher records the outcome."""
         with contextlib.suppress(Exception):
             await self.batcher.try_again()
         await asyncio.sleep(1)
@@ -208,13 +210,13 @@ class _Service:
         return HTMLResponse(search_page(), headers=page_headers())
 
     async def answer_bug(self, request: Request, error: Exception) -> Response:
-        """Starlette raises ``error`` again behind this reply, so that its traceback is logged."""
+        """Replies 500; Starlette then raises ``error`` again, which logs its traceback."""
         self.figures.count_request(request.url.path, 500)
-        return problem(500, f"a fault of the server ({type(error).__name__}); its log says more")
+        return problem(500, f"internal server error ({type(error).__name__}); see the server's log")
 
 
 def _json(pieces: Iterator[bytes]) -> Response:
-    """A reply in one piece where it has no more, else streamed while it is written."""
+    """A reply: in one piece if there is only one, otherwise streamed while it is written."""
     first, second = next(pieces), next(pieces, None)
     if second is None:
         return Response(first, media_type="application/json")
@@ -222,7 +224,7 @@ def _json(pieces: Iterator[bytes]) -> Response:
     async def stream() -> AsyncIterator[bytes]:
         for piece in chain((first, second), pieces):
             yield piece
-            await asyncio.sleep(0)  # others are served between any two
+            await asyncio.sleep(0)  # serve other requests between two pieces
 
     return StreamingResponse(stream(), media_type="application/json")
 
@@ -232,7 +234,7 @@ async def _answer_refusal(_: Request, error: Exception) -> Response:
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     if isinstance(error, OverLimit):
         return error.reply()
-    assert isinstance(error, SourceError), "registered for these errors alone"
+    assert isinstance(error, SourceError), "registered for these errors only"
     logger.warning("the source could not answer: %s", error.reason)
     if error.is_temporary:
         return problem(503, error.reason, Retry_After="1")

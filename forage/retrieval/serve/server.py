@@ -1,8 +1,8 @@
-"""``forage serve``: a source, and pages where there are some, over HTTP until it is told to stop.
+"""``forage serve``: serves a source, and pages if there are any, over HTTP until stopped.
 
-What it answers is ``search_app``'s. Each signal that would end the process drains instead:
-readiness turns to 503, new searches are refused (the application does both), those in flight are
-answered, then the socket is closed. A second Ctrl-C ends at once.
+``search_app`` answers the requests. A signal that would end the process drains it instead:
+readiness turns to 503, new searches are refused (the application does both), searches in flight
+are answered, then the socket is closed. A second Ctrl-C stops at once.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from forage.retrieval.sources.compose import ServeSettings, is_paid, open_page_s
 
 logger = logging.getLogger(__name__)
 
-# Longer than clients keep idle connections, so that it is they who close them.
+# Longer than clients keep idle connections, so that the clients close them.
 _KEEP_ALIVE_S = 75
-# Open files apart from connections.
+# Open files other than connections.
 _OTHER_FILES = 128
-# Of a terminal that closes, and of schedulers that take the machine back; uvicorn handles SIGTERM
-# and SIGINT.
+# Sent when a terminal closes or a scheduler reclaims the machine; uvicorn handles SIGTERM and
+# SIGINT.
 _FURTHER_STOPS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def serve(settings: ServeSettings) -> None:
-    """Serve until a signal asks to stop, then drain and return; raises ``UserError``.
+    """Serves until a signal, then drain and return; raises ``UserError``.
 
-    The port is taken before anything is opened; 0 takes a free one (the log line names it).
+    The port is bound before anything is opened; 0 picks a free one (the log names it).
     """
-    if not faulthandler.is_enabled():  # a mapped file that is cut in the midst of a search: SIGBUS
+    if not faulthandler.is_enabled():  # a mapped file truncated during a search raises SIGBUS
         faulthandler.enable()
     if settings.token is None and not is_loopback(settings.host):
         logger.warning(
-            "%s can be reached from other machines and no token is set: anybody there may search; "
-            "set one with --token-file FILE",
+            "%s is reachable from other machines and no token is set, so anyone there can search; "
+            "set a token with --token-file FILE",
             settings.host,
         )
     _refuse_open_purse(settings)
     if settings.topk > settings.limits.max_topk:
         raise UserError(
-            f"--topk {settings.topk} is above --max-topk {settings.limits.max_topk}: a request "
-            "that names no topk would be refused; raise one or lower the other"
+            f"--topk {settings.topk} is above --max-topk {settings.limits.max_topk}: requests "
+            "without topk would be refused; raise --max-topk or lower --topk"
         )
     _allow_connections(settings.limits.max_connections)
     with contextlib.ExitStack() as stack:
@@ -95,30 +95,30 @@ def serve(settings: ServeSettings) -> None:
             batcher: Batcher = app.state.batcher
             is_idle = batcher.is_idle
             if batcher.damage is not None:
-                raise UserError(f"the server has ended: {batcher.damage}")
+                raise UserError(f"the server stopped: {batcher.damage}")
         except OSError as error:  # another server bound the same port while both were loading
             raise explain_bind_error(error, settings.host, port) from error
         finally:
-            if is_idle:  # closing files under a search that hangs could only make things worse
+            if is_idle:  # closing files under a search that hangs would only make things worse
                 source.close()
 
 
 def _refuse_open_purse(settings: ServeSettings) -> None:
-    """Raise ``UserError`` where whoever reaches the server would spend money."""
+    """Raises ``UserError`` if a paid source would be open to anyone who can reach the server."""
     has_token, costs_money = settings.token is not None, is_paid(settings)
     if costs_money and not has_token and not settings.no_token:
         raise UserError(
-            f"searches of {', '.join(settings.sources)} cost money, and without a token whoever "
-            f"reaches {settings.host} may search: name one with --token-file FILE, or say "
-            "--no-token"
+            f"searches with {', '.join(settings.sources)} cost money, and without a token anyone "
+            f"who can reach {settings.host} can search: set a token with --token-file FILE, or "
+            "allow this with --no-token"
         )
     if settings.no_token and (has_token or not costs_money):
-        why = "a token is given" if has_token else "only web:PROVIDER needs a token"
+        why = "a token is set" if has_token else "only web:PROVIDER needs a token"
         raise UserError(f"--no-token has no effect: {why}; leave it out")
 
 
 def _allow_connections(number: int) -> None:
-    """Raise this process's limit of open files, which is often 1024, or say that it is too low."""
+    """Raises this process's limit on open files, often 1024, or warns that it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number + _OTHER_FILES
     is_enough = hard == resource.RLIM_INFINITY or hard >= wanted
@@ -126,30 +126,30 @@ def _allow_connections(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if is_enough else hard, hard))
     if not is_enough:
         logger.warning(
-            "this process may open %d files and would need %d for %d connections; raise `ulimit -n`"
-            " or lower --max-connections",
+            "this process may open %d files but needs %d for %d connections; raise `ulimit -n` or "
+            "lower --max-connections",
             *(hard, wanted, number),
         )
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn that says when it is ready, drains, and returns after a signal instead of raising."""
+    """uvicorn that reports readiness, drains, and returns after a signal instead of raising."""
 
     def __init__(
         self, app: Starlette, drain_s: float, on_ready: Callable[[], Awaitable[None]]
     ) -> None:
-        """``drain_s``: how long requests in flight are waited for at a stop."""
+        """``drain_s``: how long a stop waits for requests in flight."""
         limits: Limits = app.state.limits
         config = uvicorn.Config(
             app,
-            # It is called as a class would be.
+            # uvicorn calls this as it would call a class.
             http=cast(Any, partial(Connection, limits, app.state.traffic.connections)),
-            ws="none",  # a connection that changed its protocol would be counted for ever
+            ws="none",  # a connection that changed its protocol would be counted forever
             log_config=None,
             log_level="warning",
             access_log=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=1,  # what is left then has had its time
+            timeout_graceful_shutdown=1,  # the drain has already waited
         )
         super().__init__(config)
         self._traffic: Traffic = app.state.traffic
@@ -159,7 +159,7 @@ class HttpServer(uvicorn.Server):
         self._on_ready = on_ready
 
     def stop(self) -> None:
-        """Take no new searches, and end when those in flight are answered or out of time."""
+        """Refuses new searches, and ends once those in flight are answered or out of time."""
         if not self._traffic.is_draining:
             self._traffic.is_draining = True
             self._drain_until = time.monotonic() + self._drain_s

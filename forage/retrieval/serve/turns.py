@@ -1,10 +1,10 @@
-"""Whose query is searched next, and how many of them at once.
+"""Decides whose query is searched next, and how many queries make a batch.
 
-Addresses take turns, and so do the requests of an address: one query each. A request of a thousand
-queries therefore delays the single query of another client by one batch, not by a thousand
-searches. Batches are as large as the measured speed allows within ``_BATCH_S``, up to a weight that
-no speed raises; the speed also tells when a request that arrives now would be answered. Searching
-is ``forage.retrieval.serve.batcher``'s.
+Addresses take turns, and so do the requests of an address: one query each. A request with a
+thousand queries therefore delays another client's single query by one batch, not by a thousand
+searches. Batches are as large as the measured speed allows within ``_BATCH_S``, up to a fixed
+maximum weight; the speed also predicts when a new request would be answered.
+``forage.retrieval.serve.batcher`` does the searching.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from dataclasses import dataclass
 from forage.retrieval.serve.limits import OverLimit
 from forage.types import Hit
 
-# What a search is to take at most, so that whoever comes next waits no longer.
+# Target maximum duration of a search, which bounds the wait of the next request.
 _BATCH_S = 0.5
 # Smaller batches would waste what encoders and indexes gain by searching many queries at once.
 _LEAST_WEIGHT = 32.0
-# However fast the last batches were: the next queries may cost a thousand times as much at the same
-# weight, and whoever comes next waits for all of them.
+# Applies however fast the last batches were: the next queries may cost a thousand times as much at
+# the same weight, and the next request waits for all of them.
 _MOST_WEIGHT = 64.0
-# How soon earlier batches stop counting.
+# Decay per batch of the measured speed.
 _KEPT = 0.9
 
 
 def weight_of(num_queries: int, num_chars: int, topk: int) -> float:
-    """Roughly how many ordinary queries these cost: long ones and many hits take longer."""
+    """Estimated cost in ordinary queries: long queries and many hits take longer."""
     return num_queries * (1 + topk / 128) + num_chars / 256
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The hits of a query, about how many bytes they are in a reply, and how many in memory."""
+class QueryResult:
+    """The hits of a query, with their approximate size in a reply and in memory, in bytes."""
 
     hits: list[Hit]
     num_bytes: int
     memory: int = 0
 
 
-class Asked:
-    """One request: its queries, the hits found so far, and the next query that needs a turn."""
+class QueuedRequest:
+    """One request: its queries, the hits found so far, and ``place``, the next query to search."""
 
     def __init__(self, queries: Sequence[str], topk: int, max_bytes: float = math.inf) -> None:
         self.queries, self.topk = queries, topk
@@ -57,78 +57,79 @@ class Asked:
 
     @property
     def is_over(self) -> bool:
-        """It needs no more turns: all its queries had theirs, it has failed, or its caller left."""
+        """Whether it needs no more turns: all queries had one, it failed, or its caller left."""
         return self.place == len(self.queries) or self.done.done()
 
     @property
     def weight_left(self) -> float:
-        """Of its weight, what has had no turn yet."""
+        """The weight of the queries that have not had a turn yet."""
         return 0.0 if self.is_over else self.weight * (1 - self.place / len(self.queries))
 
-    def answer(self, place: int, found: Answered) -> None:
-        """The hits of one query; a reply that becomes too large is given up."""
+    def answer(self, place: int, found: QueryResult) -> None:
+        """Stores the hits of one query; fails the request if the reply becomes too large."""
         self.hits[place] = found.hits
         self._num_bytes += found.num_bytes
         self._num_missing -= 1
         if self._num_bytes > self._max_bytes:
             num_answered = len(self.queries) - self._num_missing
             detail = f"the passages of {num_answered} of {len(self.queries)} queries (topk "
-            detail += f"{self.topk}) have more than {self._max_bytes} bytes, which a reply may have"
-            self.fail(OverLimit(413, f"{detail}; ask fewer queries at once, or a smaller topk"))
+            detail += f"{self.topk}) exceed {self._max_bytes} bytes, the maximum for a reply"
+            self.fail(OverLimit(413, f"{detail}; send fewer queries at once, or lower topk"))
         elif not self._num_missing and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """One of its queries could not be searched, so none of the others is."""
+        """Fails the request because one of its queries could not be searched."""
         if not self.done.done():
             self.done.set_exception(error)
 
 
 class Turns:
-    """Requests in line, by address and ``topk``: one search has one ``topk``."""
+    """Queued requests by address and ``topk``: one search has one ``topk``."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, OrderedDict[int, deque[Asked]]] = OrderedDict()
-        # At least what all requests in line still weigh: what they weighed when they came.
+        self._lines: OrderedDict[str, OrderedDict[int, deque[QueuedRequest]]] = OrderedDict()
+        # Upper bound on the remaining weight of the queue: the requests' weights at arrival.
         self._weight = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
-    def add(self, asked: Asked, address: str) -> None:
-        """Stand in line behind the other requests of this address."""
+    def add(self, request: QueuedRequest, address: str) -> None:
+        """Queues the request behind the others from this address."""
         line = self._lines.setdefault(address, OrderedDict())
-        line.setdefault(asked.topk, deque()).append(asked)
-        self._weight += asked.weight
+        line.setdefault(request.topk, deque()).append(request)
+        self._weight += request.weight
 
-    def weight_before(self, asked: Asked, address: str, enough: float) -> float:
-        """What is searched until a new request is through, the request included.
+    def weight_before(self, request: QueuedRequest, address: str, enough: float) -> float:
+        """The weight searched until a new request is answered, including its own.
 
-        Of each request of its address as much as of itself, of each other address as much as of
-        its own. Where even all of all is below ``enough``, that is the answer.
+        By then each other request of its address has had at most as much as the request itself, and
+        each other address at most as much as its address. If the total weight of the queue is at
+        most ``enough``, returns that instead, which is cheaper to compute.
         """
-        if self._weight + asked.weight <= enough:
-            return self._weight + asked.weight
+        if self._weight + request.weight <= enough:
+            return self._weight + request.weight
         left = self._weights_left()
-        own = asked.weight + sum(min(asked.weight, w) for w in left.pop(address, ()))
+        own = request.weight + sum(min(request.weight, w) for w in left.pop(address, ()))
         return own + sum(min(own, sum(weights)) for weights in left.values())
 
     @property
     def weight(self) -> float:
-        """What is still to be searched for all requests in line."""
+        """The weight still to be searched for all queued requests."""
         return sum(sum(weights) for weights in self._weights_left().values())
 
     @property
     def weight_before_one_leaves(self) -> float:
-        """What is searched until the first of them is through."""
+        """The weight searched until the first queued request is answered."""
         left = self._weights_left()
         least = min((min(weights) for weights in left.values()), default=0.0)
         return sum(min(least, w) for weights in left.values() for w in weights)
 
-    def of_one_topk(self) -> Iterator[Asked]:
-        """Requests in their turns, each as often as it has queries; stop when a search is full.
+    def of_one_topk(self) -> Iterator[QueuedRequest]:
+        """Yields requests by turns, each once per query; the caller stops when a search is full.
 
-        The address that has waited longest begins, and decides the ``topk``.
+        The address that has waited longest goes first and determines the ``topk``.
         """
         first = next(iter(self._lines))
         self._lines.move_to_end(first)
@@ -138,28 +139,28 @@ class Turns:
         addresses = deque([first, *others])
         while addresses:
             address = addresses.popleft()
-            asked = self._next(address, topk)
-            if asked is not None:
+            request = self._next(address, topk)
+            if request is not None:
                 addresses.append(address)
-                yield asked
+                yield request
 
     def _weights_left(self) -> dict[str, list[float]]:
-        """Of each request in line, by address."""
+        """The remaining weight of each queued request, by address."""
         return {
-            address: [asked.weight_left for requests in line.values() for asked in requests]
+            address: [request.weight_left for requests in line.values() for request in requests]
             for address, line in self._lines.items()
         }
 
-    def _next(self, address: str, topk: int) -> Asked | None:
-        """The first in line, who goes to its end; None where nobody is left."""
+    def _next(self, address: str, topk: int) -> QueuedRequest | None:
+        """Moves the first unfinished request to the end of its queue and returns it, or None."""
         line = self._lines[address]
         requests = line[topk]
         while requests:
-            asked = requests.popleft()
-            if not asked.is_over:
-                requests.append(asked)
-                return asked
-            self._weight -= asked.weight
+            request = requests.popleft()
+            if not request.is_over:
+                requests.append(request)
+                return request
+            self._weight -= request.weight
         del line[topk]
         if not line:
             del self._lines[address]
@@ -167,28 +168,28 @@ class Turns:
 
 
 class Speed:
-    """How fast this source searches when there is much to do, measured from its last batches."""
+    """The source's search speed under load, measured on recent batches."""
 
     def __init__(self) -> None:
         self._weight = self._seconds = 0.0
 
     def add(self, weight: float, seconds: float) -> None:
-        """A batch that was searched; a small one says nothing about large ones."""
+        """Records a searched batch; a small batch says nothing about large ones."""
         if weight >= _LEAST_WEIGHT / 2:
             self._weight = _KEPT * self._weight + weight
             self._seconds = _KEPT * self._seconds + seconds
 
     def seconds(self, weight: float) -> float:
-        """How long this much takes to search; 0 as long as nobody knows."""
+        """How long searching this weight takes; 0 while the speed is unknown."""
         return weight * self._seconds / self._weight if self._seconds else 0.0
 
     def weight(self, seconds: float) -> float:
-        """How much is searched in this time; without end as long as nobody knows."""
+        """How much weight is searched in this time; infinite while the speed is unknown."""
         return seconds * self._weight / self._seconds if self._seconds else math.inf
 
     @property
     def batch_weight(self) -> float:
-        """What a batch may weigh; the query that reaches it is the batch's last."""
+        """The target weight of a batch; the query that reaches it is the batch's last."""
         if not self._seconds:
             return _LEAST_WEIGHT
         return min(max(_LEAST_WEIGHT, self.weight(_BATCH_S)), _MOST_WEIGHT)

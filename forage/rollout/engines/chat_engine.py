@@ -1,9 +1,9 @@
-"""A policy behind ``/v1/chat/completions``, where nothing but text is known.
+"""Samples from a policy behind ``/v1/chat/completions``, which exchanges only text.
 
-An episode's prompt becomes the user's first message, each turn a message of the assistant and each
-observation a message of the user. What comes back is read by our own tokenizer so that budgets and
-records work as ever, and is marked as transcribed: these are not the tokens that were sampled, they
-have no probabilities, and nothing trains on them. Reasoning that a server hides is not in them.
+An episode's prompt becomes the first user message, each turn an assistant message and each
+observation a user message. Replies are tokenized with our own tokenizer so that budgets and records
+work as usual, and are marked as transcribed: they are not the sampled tokens, have no
+probabilities, and are never trained on. They exclude reasoning that the server hides.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _PROBE_TOKENS = 64
 
 
 class ChatEngine:
-    """Samples turns over HTTP as messages; ``codec``'s tokenizer must have no chat template."""
+    """Samples turns as chat messages over HTTP; the tokenizer must have no chat template."""
 
     counters = EngineCounters()  # nothing is counted here
 
     def __init__(self, client: EndpointClient, codec: Codec) -> None:
-        assert not codec.tokenizer.chat_template, "the server writes the chat format, not we"
+        assert not codec.tokenizer.chat_template, "the server applies the chat format"
         self._client = client
         self._codec = codec
-        # Episodes so far: their tokens as the environment knows them, and as messages.
+        # Each episode so far: its tokens as the environment knows them, and its messages.
         self._conversations: dict[str, tuple[tuple[int, ...], tuple[Message, ...]]] = {}
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Ask for one turn; raises ``EngineError``."""
+        """Requests one turn; raises ``EngineError``."""
         seen = tuple(token_ids)
         messages = self._messages(seen, sampling.episode_key)
         body = self._body(messages, sampling, len(seen))
@@ -54,17 +54,17 @@ class ChatEngine:
         return Completion(kept, (), (), end, is_transcribed=True)
 
     def release(self, episode_key: str) -> None:
-        """Forget the conversation."""
+        """Drops the episode's conversation."""
         self._conversations.pop(episode_key, None)
 
     async def check(self, max_tokens: int) -> None:
-        """Ask one small question before anything depends on it; raises ``UserError``."""
-        del max_tokens  # counted in tokens of another tokenizer than the server's
+        """Requests a short test reply; raises ``UserError`` if that fails."""
+        del max_tokens  # counted with a different tokenizer than the server's
         block = f"{actions.SEARCH_OPEN} Rome {actions.SEARCH_CLOSE}"
         if block not in self._codec.decode(self._transcribe(block)):
             raise UserError(
-                f"the tokenizer of model.path cannot write {block!r} and read it back; name a "
-                "byte-level one, for example that of any Qwen or Llama model"
+                f"the tokenizer of model.path cannot encode {block!r} and decode it unchanged; use "
+                "a byte-level one, for example that of any Qwen or Llama model"
             )
         probe = Sampling(_PROBE_TOKENS, (), (), "probe", 0, 0.0)
         body = self._body(({"role": "user", "content": _PROBE},), probe, 0)
@@ -74,11 +74,11 @@ class ChatEngine:
             raise await self._client.explain(failure) from failure
 
     async def close(self) -> None:
-        """End the session."""
+        """Closes the connections."""
         await self._client.close()
 
     def _messages(self, token_ids: tuple[int, ...], episode_key: str) -> tuple[Message, ...]:
-        """The conversation that these tokens are, as they continue it or begin a new one."""
+        """Converts tokens to messages, continuing the episode's conversation if they match it."""
         known, before = self._conversations.get(episode_key, ((), ()))
         if known and token_ids[: len(known)] == known:
             added = token_ids[len(known) :]
@@ -91,7 +91,7 @@ class ChatEngine:
         self, messages: tuple[Message, ...], sampling: Sampling, position: int
     ) -> dict[str, Any]:
         settings = self._client.settings
-        # What says nothing is left out: there are servers that refuse each of these fields.
+        # Omit fields without effect: for each of them there are servers that reject it.
         fields: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -104,31 +104,31 @@ class ChatEngine:
         return {**head, **sent, **settings.extra}
 
     def _transcribe(self, text: str) -> list[int]:
-        """The text in our own tokenizer's tokens, tags as it would write them."""
+        """Encodes the text with our own tokenizer."""
         legal = text.encode("utf-8", "replace").decode("utf-8")  # JSON can carry lone surrogates
         return self._codec.tokenizer.encode(legal, add_special_tokens=False)
 
 
 def _read_turn(document: dict[str, Any], stop: Sequence[str]) -> tuple[str, FinishReason]:
-    """The text of a turn up to and including its stop string, and why it ended."""
+    """Returns a turn's text up to and including its stop string, and why it ended."""
     choice: ChatChoice = read_chat(document)
     text, end = choice.text, choice.end
     ends = [text.index(mark) + len(mark) for mark in stop if mark in text]
-    if ends:  # a server that does not know stop strings writes on; that is not part of the turn
+    if ends:  # a server without stop strings keeps generating; the rest is not part of the turn
         return text[: min(ends)], FinishReason.STOP
     if end is FinishReason.STOP:
         text += _removed_stop(text, stop, choice.stop_string)
     return text, end
 
 
-def _removed_stop(text: str, stop: Sequence[str], told: str | None) -> str:
-    """The stop string that the server cut off the end: the one it tells, or the tag left open.
+def _removed_stop(text: str, stop: Sequence[str], reported: str | None) -> str:
+    """Returns the stop string that the server removed: the reported one, or the open tag's.
 
-    Servers of this form remove it and few say which it was. A model that ended its message inside
-    an open tag by itself looks the same, and its tag is closed for it.
+    Chat servers remove it, and few report which it was. If the model itself ended its message
+    inside an open tag, that looks the same, and the tag is closed as well.
     """
-    if told is not None:
-        return told if told in stop else ""
+    if reported is not None:
+        return reported if reported in stop else ""
     opened = {text.rfind(mark.replace("</", "<", 1)): mark for mark in stop if mark[:2] == "</"}
     place = max(opened, default=-1)
     return opened[place] if place >= 0 else ""

@@ -1,8 +1,8 @@
-"""A policy behind ``/v1/completions``: token ids out, the sampled token ids back.
+"""Samples from a policy behind ``/v1/completions``, exchanging token ids.
 
-For servers that return ids (vLLM and SGLang with ``return_token_ids``), so a turn is what the model
-sampled, token by token, with the log-probabilities it was sampled at, and what the model saw is the
-transcript to the token. A server that returns none, or reads the prompt otherwise, is refused.
+It requires a server that returns ids (vLLM and SGLang with ``return_token_ids``): a turn then has
+exactly the tokens that the model sampled, with their log-probabilities, and the model sees exactly
+the transcript's tokens. A server that returns no ids or changes the prompt is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBE_TOKENS = 8
 
 
 class CompletionsEngine:
-    """Samples turns over HTTP; the server holds the weights, which are never replaced."""
+    """Samples turns over HTTP from a server whose weights never change."""
 
     counters = EngineCounters()  # nothing is counted here
 
@@ -37,17 +37,17 @@ class CompletionsEngine:
         self._num_ids = num_token_ids(codec.tokenizer)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Sample one turn; raises ``EngineError``."""
+        """Samples one turn; raises ``EngineError``."""
         completion, _ = await self._ask(token_ids, sampling)
         return completion
 
     def release(self, episode_key: str) -> None:
-        """Nothing is kept here; the server manages its prefix cache itself."""
+        """Does nothing: the server manages its prefix cache itself."""
 
     async def check(self, max_tokens: int) -> None:
-        """Ask for a few tokens before anything depends on it; raises ``UserError``.
+        """Requests a few test tokens; raises ``UserError`` if that fails.
 
-        The server must be there, return ids, have the tokenizer of ``model.path``, and hold
+        The server must answer, return ids, use the tokenizer of ``model.path``, and have room for
         episodes of ``max_tokens`` tokens.
         """
         models = await self._client.list_models()
@@ -55,8 +55,8 @@ class CompletionsEngine:
         longest = models.max_tokens_of(name) if models is not None else None
         if longest is not None and longest < max_tokens:
             raise UserError(
-                f"the endpoint serves {name} with a context of {longest} tokens, and "
-                f"environment.max_tokens is {max_tokens}; lower it"
+                f"the endpoint serves {name} with a context of {longest} tokens, but "
+                f"environment.max_tokens is {max_tokens}; lower it to at most {longest}"
             )
         prompt_ids = self._codec.encode_trusted(PROBE)
         probe = Sampling(PROBE_TOKENS, (Tag.ANSWER.closing,), self._codec.eos_ids, "probe", 0, 0.0)
@@ -67,13 +67,13 @@ class CompletionsEngine:
         decoded = self._codec.decode(completion.token_ids_T)
         if not reads_alike(decoded, text):
             raise UserError(
-                f"the tokens of the endpoint's {name} read {decoded!r} in the tokenizer of "
-                f"model.path, and the endpoint reads {text!r}: name the served model's own "
-                "tokenizer with model.path"
+                f"the tokens of the endpoint's {name} decode to {decoded!r} with the tokenizer of "
+                f"model.path but to {text!r} at the endpoint: set model.path to the served model's "
+                "own tokenizer"
             )
 
     async def close(self) -> None:
-        """End the session."""
+        """Closes the connections."""
         await self._client.close()
 
     async def _ask(self, token_ids: Sequence[int], sampling: Sampling) -> tuple[Completion, str]:
@@ -83,11 +83,11 @@ class CompletionsEngine:
         return await self._client.ask("/completions", body, read)
 
     def _body(self, token_ids: list[int], sampling: Sampling) -> dict[str, Any]:
-        """The request. Every knob of the distribution is named.
+        """Builds the request, which sets every sampling parameter.
 
-        Left out, vLLM would take the defaults of the model's generation_config.json. The stop
-        strings stay in the text (``include_stop_str_in_output`` is vLLM's word, ``no_stop_trim``
-        SGLang's).
+        For one that is missing, vLLM would use the default in the model's generation_config.json.
+        The stop strings stay in the text (``include_stop_str_in_output`` for vLLM, ``no_stop_trim``
+        for SGLang).
         """
         return {
             "model": self._client.settings.served_model,
@@ -105,12 +105,12 @@ class CompletionsEngine:
 
 
 def reads_alike(mine: str, theirs: str) -> bool:
-    """Whether two tokenizers read the same; an end within a character each shows in its own way."""
+    """Whether two tokenizers decode alike, ignoring how each shows an incomplete last character."""
     return mine.rstrip("\ufffd").strip() == theirs.rstrip("\ufffd").strip()
 
 
 def common_knobs(sampling: Sampling) -> dict[str, Any]:
-    """What a turn is sampled with, where all servers spell it alike."""
+    """The sampling parameters whose names are the same for all servers."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -123,36 +123,41 @@ def common_knobs(sampling: Sampling) -> dict[str, Any]:
 
 
 def request_seed(sampling: Sampling, position: int) -> int:
-    """A seed for one request, of the run's seed, the episode and the position: 0 to 2**31 - 1."""
+    """A request's seed, 0 to 2**31 - 1, from the run's seed, the episode and the position."""
     return (noise_key(sampling.seed, sampling.episode_key) + position) % 2**31
 
 
 def _read_turn(
     document: dict[str, Any], sent: list[int], max_tokens: int, num_ids: int
 ) -> tuple[Completion, str]:
-    """The turn and its text, if it is whole and follows what was sent; raises ``BadReply``."""
+    """Returns the turn and its text; raises ``BadReply`` if it does not match the request."""
     choice = read_completion(document)
     end = choice.end
     if choice.token_ids is None:
         raise BadReply(
-            "the server returns no token ids (return_token_ids: vLLM and SGLang of 2026 do); with "
-            "model.endpoint.form: chat its texts are enough",
+            "the server returns no token ids (vLLM and SGLang of 2026 do, with return_token_ids); "
+            "set model.endpoint.form: chat to use its texts instead",
             may_pass=False,
         )
     if choice.prompt_token_ids is not None and choice.prompt_token_ids != sent:
         raise BadReply("the server changed the prompt's tokens", may_pass=False)
     if len(choice.token_ids) > max_tokens:
-        raise BadReply(f"{len(choice.token_ids)} tokens came where {max_tokens} were asked for")
-    told = choice.logprobs.token_logprobs if choice.logprobs is not None else []
-    logprobs = tuple(logprob for logprob in told if logprob is not None)
+        raise BadReply(
+            f"it returned {len(choice.token_ids)} tokens, more than the limit of {max_tokens}"
+        )
+    returned = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+    logprobs = tuple(logprob for logprob in returned if logprob is not None)
     if len(logprobs) != len(choice.token_ids):
-        raise BadReply(f"{len(choice.token_ids)} tokens came with {len(logprobs)} probabilities")
+        num_tokens = len(choice.token_ids)
+        raise BadReply(f"it returned {num_tokens} tokens with {len(logprobs)} log-probabilities")
     if wrong := [token_id for token_id in choice.token_ids if not 0 <= token_id < num_ids]:
-        raise BadReply(f"the id {wrong[0]} came, and the ids of model.path end at {num_ids - 1}")
+        raise BadReply(
+            f"it returned token id {wrong[0]}, but the ids of model.path end at {num_ids - 1}"
+        )
     try:
         refuse_impossible(logprobs)
     except ValueError as error:
         raise BadReply(str(error)) from None
-    # The server's weights are one version, as those of any evaluation.
+    # The server's weights never change, so all tokens have one version.
     versions = (0,) * len(logprobs)
     return Completion(tuple(choice.token_ids), logprobs, versions, end), choice.text

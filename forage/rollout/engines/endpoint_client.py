@@ -1,7 +1,7 @@
-"""A model endpoint as the engines see it: what was asked for, or an exception that ends the turn.
+"""Calls a model endpoint for the engines: returns the reply or raises what ends the turn.
 
-``forage.remote.openai_client`` sends, retries and counts; this file reads the key that the recipe
-names and says what its failures mean for an episode, and for a user who starts a run.
+``forage.remote.openai_client`` sends, retries and counts; this file reads the API key and decides
+what a failure means for an episode, and for a user who starts a run.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S = 30.0
 _MAX_FAILURES_IN_A_ROW = 8
-# Failures of a server, after all retries; the others are about what was asked.
-_ITS_OWN = {
+# Failures of the server itself, after all retries; the other kinds concern the request.
+_SERVER_FAILURES = {
     FailureKind.UNAVAILABLE,
     FailureKind.TIMEOUT,
     FailureKind.SERVER_ERROR,
     FailureKind.MALFORMED,
 }
-# Refusals whatever is asked: of the key, for want of money, of the model, of so many requests.
-_SHUTS_OUT = {401, 402, 403, 404, 429}
+# Refusals of any request: wrong key, no credit, unknown model, rate limit.
+_REFUSES_ALL = {401, 402, 403, 404, 429}
 
 T = TypeVar("T")
 
 
 class EndpointFailure(EngineError):
-    """The endpoint gave nothing: ``kind`` as the metrics count it, ``status`` as HTTP has it."""
+    """A request failed: ``kind`` is what the metrics count, ``status`` the HTTP status."""
 
     def __init__(self, kind: FailureKind, detail: str, status: int = 0) -> None:
         super().__init__(f"{kind.value}: {detail}")
@@ -49,13 +49,13 @@ class EndpointClient:
     """The server of ``model.endpoint``; use it on one event loop, and close it."""
 
     def __init__(self, settings: EndpointConfig, backoff_s: float = 1.0) -> None:
-        """``backoff_s``: the wait before the first retry, doubled with each one after it."""
+        """``backoff_s``: the wait before the first retry, doubled for each further one."""
         key = read_key("model.endpoint", settings.key_file, settings.key_variable)
         limits = (settings.timeout_s, settings.max_retries)
         patience = Patience(*limits, backoff_s, _MAX_BACKOFF_S, is_paid=True)
         self.settings = settings
         self._num_in_a_row = 0
-        """Requests that the server failed since the last one that it answered."""
+        """Requests that failed since the last one that succeeded."""
         self._has_answered = False
         self._has_key = key is not None
         self._client = OpenAIClient(
@@ -68,11 +68,11 @@ class EndpointClient:
         return self._client.counts
 
     async def ask(self, path: str, body: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
-        """Post ``body`` and give back what ``read`` makes of the reply.
+        """Posts ``body`` and returns what ``read`` makes of the reply.
 
-        Raises ``ContextOverflow`` where prompt and completion exceed the model's context,
-        ``EndpointFailure`` where retries are used up or would not help, and ``UserError`` where
-        the server has answered before and does so no more.
+        Raises ``ContextOverflow`` if prompt and completion exceed the model's context,
+        ``EndpointFailure`` if retries are used up or would not help, and ``UserError`` if the
+        server has stopped answering.
         """
         outcome = await self._client.ask(path, body, read)
         if not isinstance(outcome, RemoteFailure):
@@ -81,55 +81,54 @@ class EndpointClient:
         if is_overflow(outcome):
             raise ContextOverflow(outcome.detail)
         failure = EndpointFailure(outcome.kind, outcome.detail, outcome.status)
-        if self._has_answered and (outcome.kind in _ITS_OWN or outcome.status in _SHUTS_OUT):
+        if self._has_answered and (
+            outcome.kind in _SERVER_FAILURES or outcome.status in _REFUSES_ALL
+        ):
             await self._raise_if_gone(failure)
         raise failure
 
     async def _raise_if_gone(self, failure: EndpointFailure) -> None:
-        """Raise ``UserError`` where nobody answers any more, or nothing but failures comes.
+        """Raises ``UserError`` if the server no longer answers, or answers only with failures.
 
-        Were they failures of episodes alone, an evaluation would end with what looks like a policy
+        If these only failed their episodes, the result of an evaluation would look like a policy
         that knows nothing.
         """
         self._num_in_a_row += 1
         is_there = failure.kind is not FailureKind.UNAVAILABLE or await self._client.is_there()
         if is_there and self._num_in_a_row < _MAX_FAILURES_IN_A_ROW:
             return
-        remedy = "Look into its log and start it again"
-        if failure.status in _SHUTS_OUT:
-            remedy = "Look at the key, its quota, and model.endpoint.served_model"
+        remedy = "Check its log and restart it"
+        if failure.status in _REFUSES_ALL:
+            remedy = "Check the key, its quota, and model.endpoint.served_model"
         raise UserError(
             f"the model endpoint at {self.settings.base_url} has stopped answering ({failure}). "
-            f"{remedy}; the same command goes on with what is missing, and with --retry-failed "
-            "also with what has failed"
+            f"{remedy}, then repeat the command: it resumes with the missing episodes, and "
+            "--retry-failed also retries the failed ones"
         )
 
     async def list_models(self) -> ModelList | None:
-        """What the server says it serves; None where it does not say."""
+        """The models that the server lists; None if it lists none."""
         return await self._client.list_models()
 
     async def explain(self, failure: EngineError) -> UserError:
-        """The failure of a first request as an error of the user's, with the names it serves."""
-        said = f"the model endpoint at {self.settings.base_url} does not answer: {failure}"
+        """Turns the failure of a first request into a user error that names the served models."""
+        message = f"the model endpoint at {self.settings.base_url} does not answer: {failure}"
         status = failure.status if isinstance(failure, EndpointFailure) else 0
         models = await self.list_models()
         if models is not None and models.ids and self.settings.served_model not in models.ids:
             names = ", ".join(sorted(models.ids)[:8])
-            said += (
-                f". It serves {names}, and model.endpoint.served_model is "
+            message += (
+                f". It serves {names}, but model.endpoint.served_model is "
                 f"{self.settings.served_model}"
             )
         elif status in (401, 403) and not self._has_key:
-            said += ". No key was sent: model.endpoint.key_variable or key_file names one"
+            message += ". No key was sent: set model.endpoint.key_variable or key_file"
         elif status == 404 and models is None:
-            said += (
-                ". model.endpoint.url is what the paths of the API hang under, and ends in /v1 at "
-                "most servers"
-            )
-        return UserError(said)
+            message += ". model.endpoint.url is the base URL of the API; it usually ends in /v1"
+        return UserError(message)
 
     async def close(self) -> None:
-        """End the session and say what was used."""
+        """Closes the connections and logs the usage."""
         await self._client.close()
         counts = self.counts
         logger.info(

@@ -1,7 +1,7 @@
-"""What turns token ids into sampled token ids: the protocol that training and evaluation hold.
+"""The engine protocol: turns token ids into sampled token ids, for training and evaluation.
 
-``generate`` and ``release`` are all that the environment sees of it (``forage.types.Generate``);
-the rest moves weights and ends it. ``open_engine`` makes the one that the settings name.
+The environment sees only ``generate`` and ``release`` (``forage.types.Generate``); the rest moves
+weights and closes the engine. ``open_engine`` makes the engine that the settings name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forage.types import Completion, Generate, Sampling
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """What an engine has done since it started."""
+    """Counts of an engine's work since it started."""
 
     sampled_tokens: int = 0
     prefilled_tokens: int = 0
@@ -24,12 +24,12 @@ class EngineCounters:
     decode_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    """Drafted tokens that were what was sampled; see ``drafter.py``."""
+    """Drafted tokens that matched the sampled ones; see ``drafter.py``."""
     transcript_violations: int = 0
-    """Turns whose tokens did not continue what the engine had seen of the episode."""
+    """Turns whose tokens did not continue the episode as the engine had seen it."""
 
     def metrics(self) -> dict[str, float]:
-        """The counters as they are logged, since the start; shares only of what was counted."""
+        """The counters as logged metrics, cumulative since the start."""
         metrics = {"transcript/violations": float(self.transcript_violations)}
         if self.drafted_tokens:
             metrics["rollout/drafts_accepted"] = self.accepted_tokens / self.drafted_tokens
@@ -37,30 +37,30 @@ class EngineCounters:
 
 
 class Engine(Generate, Protocol):
-    """A sampler of turns; weights come to it through ``publish.py``."""
+    """Samples turns; ``publish.py`` brings it new weights."""
 
     @property
     def counters(self) -> EngineCounters: ...
 
     async def close(self) -> None:
-        """Stop; turns still being sampled end with ``EngineError``."""
+        """Stops; turns still being sampled end with ``EngineError``."""
         ...
 
 
 class IdleEngine:
-    """The engine of a run that learns from records: weights come, and nothing is ever sampled."""
+    """The engine of a run that trains on recorded episodes: it never samples."""
 
     counters = EngineCounters()
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        raise AssertionError(f"{sampling.episode_key} is played where records are learnt from")
+        raise AssertionError(f"{sampling.episode_key} is sampled in a run that trains on records")
 
     def release(self, episode_key: str) -> None:
-        """Nothing is kept."""
+        """Does nothing: no state is kept."""
 
     def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
-        """Weights may change at any time: nobody reads them."""
+        """Weights may change at any time, because nothing reads them."""
         return nullcontext()
 
     async def close(self) -> None:
-        """Nothing runs."""
+        """Does nothing: nothing runs."""

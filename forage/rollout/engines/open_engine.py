@@ -1,7 +1,7 @@
 """Opens the engine that the settings name, in this process or over servers.
 
-To add an engine or a kind of server, write its file and a line here. Training passes the model that
-it changes; an evaluation passes the model that it has loaded. A server brings its own weights.
+To add an engine or a kind of server, write its file and add a line here. Training passes the model
+that it updates, an evaluation the model that it loaded; a server has its own weights.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ async def open_engine(
     model: PreTrainedModel | None,
     servers: Addresses | None = None,
 ) -> AsyncIterator[Engine]:
-    """The engine, ready, closed at the end; raises ``UserError`` where no server answers.
+    """Opens the engine and closes it at the end; raises ``UserError`` if no server answers.
 
-    ``model`` is what the in-process engine samples with, None where ``model.endpoint`` samples.
-    With ``servers``, these sample as ``placement.engine`` says: as soon as they have weights.
+    ``model`` is what the in-process engine samples with; None if ``model.endpoint`` samples.
+    ``servers`` are those of ``placement.engine``, which sample once they have weights.
     """
     max_tokens = config.environment.max_tokens
     if servers is not None:
@@ -55,7 +55,7 @@ async def open_engine(
         return
     match config.model.endpoint:
         case None:
-            assert model is not None, "the engine in this process samples with its caller's model"
+            assert model is not None, "the in-process engine samples with its caller's model"
             stop_table = StopTable.of(tokenizer)
             named = config.model.arithmetic
             dtype = None if named is None else getattr(torch, named)
@@ -75,21 +75,21 @@ async def open_engine(
 async def _open_served(
     config: RunConfig, addresses: Addresses, codec: Codec, model: PreTrainedModel | None
 ) -> AsyncIterator[ServedEngine]:
-    """The engine, closed at the end; its servers serve no turn before their first update.
+    """Opens an engine over servers, which serve no turns before their first update.
 
-    Raises ``UserError`` for a server that cannot do what training needs.
+    Raises ``UserError`` for a server that does not meet the requirements of training.
     """
     settings = config.placement.engine
-    assert isinstance(settings, ServerPlacement), "addresses are those of placement.engine"
+    assert isinstance(settings, ServerPlacement), "only placement.engine has addresses"
     num_turns = config.rollout.max_concurrent_episodes
     servers: list[EngineServer] = []
     timeouts = (settings.timeout_s, settings.update_timeout_s)
     for url in addresses.urls:
         match settings:
             case VllmPlacement():
-                was_left = await _take_over(url, settings)
+                was_interrupted = await _take_over(url, settings)
                 needs = ServerNeeds.of(config, codec, None if model is None else model.config)
-                await _check(url, needs, may_sample=not was_left)
+                await _check(url, needs, may_sample=not was_interrupted)
                 keeps_base = settings.transfer == "adapters"
                 servers.append(VllmServer(url, *timeouts, num_turns, keeps_base))
             case SglangPlacement():
@@ -107,14 +107,14 @@ async def _open_served(
 
 
 async def _take_over(url: str, settings: VllmPlacement) -> bool:
-    """Let the server go on where a run that was killed has left it paused or asleep.
+    """Resumes the server if a run that was killed left it paused or asleep.
 
-    Returns whether one has: its weights may be half new, or gone.
+    Returns whether it did so; the server's weights may then be partly updated or missing.
     """
     server = VllmServer(url, settings.timeout_s, settings.update_timeout_s, max_connections=1)
     try:
         return await server.take_over()
-    except ServerFailed as failed:  # the check says what the server lacks
+    except ServerFailed as failed:  # the check that follows reports what is wrong
         LOG.debug("%s", failed)
         return False
     finally:
@@ -122,9 +122,9 @@ async def _take_over(url: str, settings: VllmPlacement) -> bool:
 
 
 async def _check(url: str, needs: ServerNeeds, may_sample: bool) -> None:
-    """Raise ``UserError`` for what it lacks; a server that may not sample is not asked to.
+    """Raises ``UserError`` for unmet requirements; without ``may_sample``, checks no sampling.
 
-    What a GPU's memory holds in the place of weights may be no numbers, which can end the server.
+    If the weights are missing, the GPU memory may hold NaN, which can crash a server that samples.
     """
     if not may_sample:
         needs = needs._replace(codec=None, num_alternatives=0)
@@ -133,4 +133,4 @@ async def _check(url: str, needs: ServerNeeds, may_sample: bool) -> None:
         if not fault.is_fatal:
             LOG.warning("the server %s: %s", url, fault)
     if fatal := [str(fault) for fault in faults if fault.is_fatal]:
-        raise UserError(f"the server {url} is not fit for training: " + "; ".join(fatal))
+        raise UserError(f"the server {url} cannot be used for training: " + "; ".join(fatal))

@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: its files with their lengths and checksums, written last.
+"""The manifest of a checkpoint: its files with lengths and checksums, written last.
 
-A directory without one was never finished, and a file that differs from it was damaged later.
+A directory without a manifest was never finished; a file that differs from it was damaged later.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ _FORMAT = 1
 
 
 class DamagedCheckpointError(UserError):
-    """A checkpoint that is not as it was written; the one before it may serve."""
+    """A checkpoint is damaged; the previous one may be usable."""
 
 
 def write_manifest(folder: Path) -> None:
-    """List the files that are in ``folder`` now."""
+    """Writes the manifest of the files in ``folder``."""
     files = {name: _entry(folder / name) for name in _names(folder)}
     text = json.dumps({"format": _FORMAT, "files": files}, indent=1)
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def check_manifest(folder: Path) -> None:
-    """Raise ``DamagedCheckpointError``, or ``UserError`` for a checkpoint of a newer Forage."""
+    """Raises ``DamagedCheckpointError``, or ``UserError`` for a checkpoint of a newer Forage."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         number = manifest["format"]
-        files = dict(manifest["files"]) if number == _FORMAT else {}  # a newer one may have none
+        files = (
+            dict(manifest["files"]) if number == _FORMAT else {}
+        )  # a newer format may have no files
     except Exception as error:
         raise damaged(folder, error) from error
     if number != _FORMAT:
         raise UserError(
-            f"the checkpoint {folder} has format {number}, this Forage reads {_FORMAT}: go on with "
+            f"the checkpoint {folder} has format {number}, but this Forage reads {_FORMAT}: use "
             "the version that wrote it"
         )
     for name, entry in files.items():
@@ -45,15 +47,15 @@ def check_manifest(folder: Path) -> None:
         except OSError as error:
             raise damaged(folder, error) from error
         if not is_same:
-            raise damaged(folder, ValueError(f"{name} is not as it was written"))
+            raise damaged(folder, ValueError(f"{name} has changed since it was written"))
 
 
 def damaged(folder: Path, error: Exception) -> DamagedCheckpointError:
-    """The error of a checkpoint that cannot be read, to raise."""
+    """Returns the error to raise for a checkpoint that cannot be read."""
     reason = str(error).partition("\n")[0]
     return DamagedCheckpointError(
         f"the checkpoint {folder} cannot be read ({type(error).__name__}: {reason}); "
-        "remove it, and --resume takes the one before it"
+        "remove it, and --resume uses the previous one"
     )
 
 

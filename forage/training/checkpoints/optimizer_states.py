@@ -1,8 +1,8 @@
-"""AdamW, and what it remembers of each weight, by the weight's name, in memory and on disk.
+"""AdamW, and its state for each weight, by the weight's name, in memory and on disk.
 
-The files are a distributed checkpoint of torch's. Every rank writes the parts that it holds, side
-by side, and reads the parts that it needs, so what four ranks wrote is read by one process or by
-three. One process writes the same layout.
+The files are a distributed checkpoint of torch. Every rank writes the parts that it holds and reads
+the parts that it needs, so what four ranks wrote can be read by one process or by three. A single
+process writes the same layout.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _LISTED = {
     *("torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath", "pathlib.Path"),
     *(f"torch.{name}" for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
 }
-"""What the metadata of states names. ``BytesStorageMetadata`` is not in it: torch unpickles such an
-entry, whatever it holds."""
+"""The only names allowed in the metadata. ``BytesStorageMetadata`` is not among them, because torch
+unpickles such an entry, whatever it contains."""
 
 States = dict[str, dict[str, Tensor]]
-"""The states of each learnt weight: its steps, and its two moments."""
+"""The state of each trained weight: its step count and two moments."""
 
 
 def adamw(
     weights: Iterable[nn.Parameter], learning_rate: float, weight_decay: float, is_offloaded: bool
 ) -> AdamW:
-    """The optimizer of those weights that are learnt.
+    """Creates the optimizer of the weights that require gradients.
 
-    On a GPU and for weights in host memory torch updates a weight in one pass. Else it would hold
-    the roots of all second moments beside them on a GPU, and pass a dozen times over host memory.
+    On a GPU and for offloaded weights it uses torch's fused update. The default would also hold the
+    roots of all second moments on a GPU, and pass over host memory a dozen times.
     """
     learnt = [weight for weight in weights if weight.requires_grad]
     is_fused = is_offloaded or learnt[0].is_cuda or None
@@ -57,7 +57,7 @@ def adamw(
 
 
 def states_of(root: nn.Module, optimizer: Optimizer) -> States:
-    """The states as they are; those of a weight that was never updated are zeros, as at first."""
+    """The current states; zeros for a weight that was never updated."""
     return {
         name: dict(optimizer.state[weight]) if weight in optimizer.state else _new_states(weight)
         for name, weight in root.named_parameters()
@@ -66,33 +66,33 @@ def states_of(root: nn.Module, optimizer: Optimizer) -> States:
 
 
 def restore(root: nn.Module, optimizer: Optimizer, states: States) -> None:
-    """Make the optimizer go on from ``states``."""
+    """Makes the optimizer continue from ``states``."""
     for name, weight in root.named_parameters():
         if weight.requires_grad:
             optimizer.state[weight] = states[name]
 
 
 def copies_of(states: Mapping[str, States]) -> dict[str, States]:
-    """The states as they are now, in host memory."""
+    """Copies the states to host memory."""
     return tree_map(lambda tensor: tensor.detach().to("cpu", copy=True), dict(states))
 
 
 def write_states(
     states: Mapping[str, States], folder: Path, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Write the states of several models by name; all ranks of ``group`` call this together.
+    """Writes the states of several models by name; all ranks of ``group`` call this together.
 
-    Raises ``OSError`` where they cannot be written.
+    Raises ``OSError`` if that fails.
     """
     with _one_process_is_enough():
         save(dict(states), checkpoint_id=folder, process_group=group, no_dist=group is None)
 
 
 def read_states(states: Mapping[str, States], folder: Path) -> None:
-    """Read into these states, in place: others beside them may find no room.
+    """Reads into these states in place, because a second copy may not fit in memory.
 
-    Raises ``OSError`` where the folder has them of other names or shapes, and ``UserError`` where
-    reading it could run code.
+    Raises ``OSError`` if the folder's names or shapes differ, and ``UserError`` if reading it could
+    run code.
     """
     reader = _Reader(folder)
     with _one_process_is_enough():
@@ -100,7 +100,7 @@ def read_states(states: Mapping[str, States], folder: Path) -> None:
 
 
 class _Reader(FileSystemReader):
-    """Reads the metadata, a pickle, by the names listed above; torch calls whatever one names."""
+    """Reads the metadata, a pickle, allowing only the names above; torch would call any name."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -116,7 +116,7 @@ class _Reader(FileSystemReader):
 
 @contextmanager
 def _one_process_is_enough() -> Iterator[None]:
-    """No warning without ranks; and torch's error, which is no ``Exception``, becomes one."""
+    """Silences the warning about a missing group, and turns torch's error into ``OSError``."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:

@@ -1,12 +1,12 @@
-"""The checkpoints of a run at an address that fsspec opens, so that a lost disk loses no run.
+"""Copies a run's checkpoints to a URL that fsspec opens, so that a lost disk does not lose the run.
 
-Each checkpoint goes there once it is whole on the disk, its manifest last: a directory without one
-was never finished. One that is written again goes beside the first, which stays until it is whole.
-The records go in parts, each named by the bytes it holds, since a store of objects appends to
-nothing; small files, which a rollback changes too, go whole::
+Each checkpoint is copied once it is complete on disk, its manifest last: a directory without one
+was never finished. If it is written again, the new copy goes next to the first, which stays until
+the new one is complete. Object stores cannot append, so records are copied in parts, named by their
+byte range; small files, which a rollback also changes, are copied whole::
 
     URL/step_000100/...            the files of the checkpoint
-    URL/step_000100.again/...      those of the same step, where the other name was taken
+    URL/step_000100.again/...      the same step, if the other name was taken
     URL/records/metrics.jsonl/000000000000-000000004711
     URL/run_id, config.yaml, rollbacks.jsonl, trackers.json
 """
@@ -43,42 +43,42 @@ LOG = logging.getLogger(__name__)
 
 SETTINGS_FILE = "config.yaml"
 _FETCHED = (SETTINGS_FILE, ROLLBACKS_FILE, TRACKERS_FILE)
-"""The small files that come back with a checkpoint; the id of the run is in its state."""
+"""The small files fetched with a checkpoint; the run's id is in the checkpoint's state."""
 _RECORDS = "records"
 _AGAIN = ".again"
 _DOWNLOAD = ".download.partial"
 _BLOCK_BYTES = 8 << 20
 
 
-def copies_of(config: RunConfig) -> CheckpointsElsewhere | None:
-    """The copies at ``trainer.checkpoint_url``, None without one; raises ``UserError``."""
+def copies_of(config: RunConfig) -> RemoteCheckpoints | None:
+    """The copies at ``trainer.checkpoint_url``; None if it is not set. Raises ``UserError``."""
     url = config.trainer.checkpoint_url
-    return None if url is None else CheckpointsElsewhere(url)
+    return None if url is None else RemoteCheckpoints(url)
 
 
-class CheckpointsElsewhere:
-    """The checkpoints at one address; every method raises ``UserError`` where that fails."""
+class RemoteCheckpoints:
+    """The checkpoints at one URL; every method raises ``UserError`` on failure."""
 
     def __init__(self, url: str) -> None:
-        """Open the address, and make its directory."""
+        """Opens the URL, and creates its directory."""
         self._url = url
         with self._failures():
             self._files, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
             self._files.makedirs(self._root, exist_ok=True)
 
     def steps(self) -> list[int]:
-        """The whole checkpoints by the steps done, oldest first."""
+        """The steps done at each complete checkpoint, oldest first."""
         return sorted(self._copies())
 
     def run_id(self) -> str:
-        """Of which run the copies are; "" where nothing says so."""
+        """The id of the run that the copies belong to; "" if unknown."""
         place = f"{self._root}/{RUN_ID_FILE}"
         with self._failures():
-            is_there = self._files.exists(place)
-            return self._files.cat_file(place).decode().strip() if is_there else ""
+            exists = self._files.exists(place)
+            return self._files.cat_file(place).decode().strip() if exists else ""
 
     def put(self, checkpoint: Path, num_kept: int) -> None:
-        """Copy a checkpoint and the files until then; remove the oldest beyond ``num_kept``."""
+        """Copies a checkpoint, its records and files; removes the oldest beyond ``num_kept``."""
         state, run_dir = read_state(checkpoint), checkpoint.parents[1]
         self._refuse_another(run_dir)
         self.put_files(run_dir)
@@ -91,7 +91,7 @@ class CheckpointsElsewhere:
         self._keep(self.steps()[-num_kept:])
 
     def put_files(self, run_dir: Path) -> None:
-        """Copy the small files of a run, of which those that it has not go."""
+        """Copies a run's small files, and removes copies of those that no longer exist."""
         with self._failures():
             for name in (RUN_ID_FILE, *_FETCHED):
                 here, place = run_dir / name, f"{self._root}/{name}"
@@ -101,7 +101,7 @@ class CheckpointsElsewhere:
                     self._files.rm_file(place)
 
     def fetch_file(self, name: str, run_dir: Path) -> None:
-        """Fetch one of the small files, if it is there; raises ``UserError``."""
+        """Fetches a small file, if it exists."""
         place, unfinished = f"{self._root}/{name}", run_dir / f"{name}.download"
         with self._failures():
             if self._files.exists(place):
@@ -110,11 +110,11 @@ class CheckpointsElsewhere:
                 unfinished.replace(run_dir / name)
 
     def forget_after(self, num_steps_done: int) -> None:
-        """Remove the checkpoints of later steps."""
+        """Removes the checkpoints of later steps."""
         self._keep([step for step in self.steps() if step <= num_steps_done])
 
     def go_back(self, num_steps_done: int, record_offsets: Mapping[str, int]) -> None:
-        """Forget what came after so many steps: the run takes the later ones again."""
+        """Removes everything after ``num_steps_done``: the run repeats the later steps."""
         self.forget_after(num_steps_done)
         with self._failures():
             for folder in self._glob(f"{_RECORDS}/*"):
@@ -123,10 +123,10 @@ class CheckpointsElsewhere:
                 self._remove([path for path, _, end in parts if end > offset])
 
     def bring_back(self, run_dir: Path) -> None:
-        """Fetch the newest checkpoint, with its files, if none as new is whole in ``run_dir``.
+        """Fetches the newest checkpoint, with its files, unless ``run_dir`` has it already.
 
-        One that is damaged is passed over, loudly, for the one before it. Raises ``UserError``
-        for the copies of another run.
+        If it is damaged, logs an error and fetches the previous one. Raises ``UserError`` for the
+        copies of another run.
         """
         self._refuse_another(run_dir)
         newest_here = _newest_whole(run_dir)
@@ -136,18 +136,18 @@ class CheckpointsElsewhere:
             try:
                 self._fetch(step, run_dir)
             except DamagedCheckpointError as error:
-                LOG.error("%s, in %s. Taking the one before it", error, self._url)
+                LOG.error("%s, in %s. Using the previous one", error, self._url)
             else:
                 LOG.info("fetched the checkpoint after step %d from %s", step, self._url)
                 return
 
     def _refuse_another(self, run_dir: Path) -> None:
-        """What nobody has copied a checkpoint to yet is anybody's."""
+        """Raises ``UserError`` if the URL has checkpoints of another run."""
         own, there = run_id_of(run_dir), self.run_id()
         if own and there and own != there and self.steps():
             raise UserError(
-                f"trainer.checkpoint_url is {self._url}, which holds the copies of another run "
-                f"({there}) than that of {run_dir} ({own}): set an address of its own"
+                f"trainer.checkpoint_url is {self._url}, which has the copies of another run "
+                f"({there}) than {run_dir} ({own}): set a different URL"
             )
 
     def _is_copy(self, folder: str, checkpoint: Path) -> bool:
@@ -155,7 +155,7 @@ class CheckpointsElsewhere:
         return there == (checkpoint / MANIFEST).read_bytes()
 
     def _put_folder(self, checkpoint: Path, before: str | None) -> None:
-        """Copy a checkpoint, and remove the copy that was there ``before``."""
+        """Copies a checkpoint, then removes its earlier copy ``before``."""
         target = f"{self._root}/{checkpoint.name}"
         if before is not None and PurePosixPath(before).name == checkpoint.name:
             target += _AGAIN
@@ -184,12 +184,12 @@ class CheckpointsElsewhere:
             for name in _FETCHED:
                 self.fetch_file(name, run_dir)
             if final.exists():
-                LOG.error("%s is damaged, and its copy in %s takes its place", final, self._url)
+                LOG.error("%s is damaged; replacing it with its copy in %s", final, self._url)
                 set_damaged_aside(final)
             unfinished.rename(final)
 
     def _fetch_record(self, name: str, length: int, out: Path) -> None:
-        """Put the parts together, beside a file that may be there and shorter or longer."""
+        """Assembles a record from its parts, then replace the local file."""
         unfinished = out.with_name(out.name + ".download")
         with unfinished.open("wb") as file:
             for path, start, end in self._parts(name):
@@ -203,7 +203,7 @@ class CheckpointsElsewhere:
         unfinished.replace(out)
 
     def _put_record(self, path: Path, length: int) -> None:
-        """The bytes that are not there yet."""
+        """Copies the bytes that were not copied yet."""
         start = max((end for _, _, end in self._parts(path.name)), default=0)
         if start >= length:
             return
@@ -215,24 +215,24 @@ class CheckpointsElsewhere:
             _copy(file, part, length - start)
 
     def _parts(self, name: str) -> list[tuple[str, int, int]]:
-        """The whole parts of a record: path, first byte, byte after the last."""
+        """A record's complete parts: path, first byte, end."""
         parts: list[tuple[str, int, int]] = []
         for path in self._glob(f"{_RECORDS}/{name}/*-*"):
             start, end = map(int, PurePosixPath(path).name.split("-"))
-            if self._files.size(path) == end - start:  # else a killed run was writing it
+            if self._files.size(path) == end - start:  # otherwise a killed run was writing it
                 parts.append((path, start, end))
         return sorted(parts, key=lambda part: part[1])
 
     def _keep(self, steps: Iterable[int]) -> None:
-        """Remove all other checkpoints, unfinished ones too; the manifest goes first."""
+        """Removes all other checkpoints, including unfinished ones, manifests first."""
         copies, wanted = self._copies(), set(steps)
         kept = {path for step, path in copies.items() if step in wanted}
-        with self._failures():  # a copy that somebody made under a name of his own has no step
+        with self._failures():  # copies under a user's own names have no step and stay
             found = [path for path in self._glob("step_*") if _step_of_copy(path) is not None]
             self._remove([path for path in found if path not in kept])
 
     def _copies(self) -> dict[int, str]:
-        """The whole checkpoints, by the steps done."""
+        """The complete checkpoints' paths, by steps done."""
         with self._failures():
             found = [str(PurePosixPath(p).parent) for p in self._glob(f"step_*/{MANIFEST}")]
         return {step: path for path in found if (step := _step_of_copy(path)) is not None}
@@ -253,17 +253,17 @@ class CheckpointsElsewhere:
             yield
         except UserError:
             raise
-        except ImportError as error:  # fsspec's, for a kind of store that it opens by a package
+        except ImportError as error:  # fsspec needs another package for this kind of store
             raise UserError(
-                f"trainer.checkpoint_url is {self._url}, for which a package is missing ({error}); "
+                f"trainer.checkpoint_url is {self._url}, which needs a missing package ({error}); "
                 "install it with pip, for example: pip install s3fs for S3, gcsfs for Google"
             ) from error
-        except Exception as error:  # every kind of store has exceptions of its own
+        except Exception as error:  # every kind of store has its own exceptions
             reason = str(error).partition("\n")[0]
             raise UserError(
-                f"trainer.checkpoint_url is {self._url}, and that fails: "
-                f"{type(error).__name__}: {reason}; what is in output_dir is intact. Mend the "
-                "address or its rights, and go on with --resume"
+                f"cannot use trainer.checkpoint_url ({self._url}): {type(error).__name__}: "
+                f"{reason}; output_dir is intact. Fix the URL or its permissions, and continue "
+                "with --resume"
             ) from error
 
 
@@ -272,14 +272,14 @@ def _step_of_copy(path: str) -> int | None:
 
 
 def _copy(source: BinaryIO, target: BinaryIO, num_bytes: int) -> None:
-    """So many bytes of a file that may go on growing."""
+    """Copies ``num_bytes`` of a file that may still grow."""
     while num_bytes and (block := source.read(min(num_bytes, _BLOCK_BYTES))):
         target.write(block)
         num_bytes -= len(block)
 
 
 def _newest_whole(run_dir: Path) -> int:
-    """The steps done at the newest checkpoint that is as it was written; -1 where there is none."""
+    """The steps done at the newest undamaged checkpoint; -1 if there is none."""
     for step, path in reversed(checkpoints(run_dir).items()):
         with suppress(DamagedCheckpointError):
             check_manifest(path)

@@ -1,7 +1,7 @@
-"""Whose an output directory is: the id of its run, and the lock that keeps other processes out.
+"""Identifies the run that owns an output directory, and locks it against other processes.
 
-The id is made once. Each checkpoint holds it, and so does ``trainer.checkpoint_url``, so that no
-run takes the checkpoints of another for its own.
+The id is created once. Each checkpoint and ``trainer.checkpoint_url`` store it, so that no run
+mistakes another's checkpoints for its own.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _REMEDY = "free some space there, or choose another output_dir"
 
 
 @contextmanager
-def held_alone(run_dir: Path) -> Iterator[None]:
-    """Keep other processes from training in ``run_dir`` meanwhile; raises ``UserError``.
+def locked_run_directory(run_dir: Path) -> Iterator[None]:
+    """Keeps other processes from training in ``run_dir`` inside the context; raises ``UserError``.
 
-    A new directory goes again where the body wrote nothing: what it refused leaves no trace.
+    A new directory is removed again if nothing was written to it.
     """
     path, is_new = run_dir / RUN_ID_FILE, not run_dir.exists()
     with disk_failures(path, _REMEDY):
@@ -35,21 +35,21 @@ def held_alone(run_dir: Path) -> Iterator[None]:
             lock_alone(file.fileno(), path)
         except BlockingIOError:
             raise UserError(
-                f"another process trains in {run_dir}: wait for its end, or set another output_dir"
+                f"another process trains in {run_dir}: wait for it, or set another output_dir"
             ) from None
         try:
             yield
         finally:
-            with suppress(OSError):  # somebody may have removed it meanwhile
+            with suppress(OSError):  # it may have been removed
                 if is_new and [*run_dir.iterdir()] == [path]:
                     path.unlink()
                     run_dir.rmdir()
 
 
 def run_id_of(run_dir: Path) -> str:
-    """The id of the run in ``run_dir``; "" for none, and for a run of an older Forage.
+    """The id of the run in ``run_dir``; "" if there is none, or for a run of an older Forage.
 
-    Where its file was left behind, the newest checkpoint that can be read has it.
+    If its file is missing, the newest readable checkpoint provides it.
     """
     path = run_dir / RUN_ID_FILE
     if path.exists() and (found := path.read_text(encoding="utf-8").strip()):
@@ -61,7 +61,7 @@ def run_id_of(run_dir: Path) -> str:
 
 
 def write_run_id(run_dir: Path, run_id: str) -> None:
-    """Write it into the file that is locked, which no other file may replace."""
+    """Writes the id in place: replacing the file would lose the lock on it."""
     path = run_dir / RUN_ID_FILE
     with disk_failures(path, _REMEDY):
         path.write_text(f"{run_id}\n", encoding="utf-8")

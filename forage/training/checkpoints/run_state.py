@@ -1,4 +1,4 @@
-"""What a checkpoint says of its run: where it stood, and which run of which model it is."""
+"""The state of a run in a checkpoint: its progress, and what identifies run and model."""
 
 from __future__ import annotations
 
@@ -14,73 +14,73 @@ STATE = "state.json"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a checkpoint holds besides weights: steps done, the run's seed, lengths of the records.
+    """A run's progress and identity, as stored in a checkpoint.
 
-    What an older checkpoint does not say is None or empty here, and is not compared.
+    Fields that an older checkpoint lacks are None or empty, and are not compared.
     """
 
     num_steps_done: int
     seed: int
     record_offsets: dict[str, int]
     baseline: float | None = None
-    """The advantages' running baseline, None for estimators without one."""
+    """The running baseline of the advantages; None for estimators without one."""
     settings: str = ""
-    """A checksum of what its episodes were played with."""
+    """A checksum of the settings that its episodes depend on."""
     position: int | None = None
-    """How many questions of the order its steps have asked; None where they were recorded ones."""
+    """The number of questions used so far; None if the run replays recorded episodes."""
     run_id: str = ""
     tokenizer: str = ""
-    """The tokenizer's checksum, as the records name it."""
+    """The tokenizer's checksum, as in the records."""
     model_type: str = ""
-    """The architecture, as transformers names it."""
+    """The architecture's name in transformers."""
     base: str = ""
-    """A checksum of the weights under adapters or at the end of a leash (``base_weights.py``)."""
+    """A checksum of the base of adapters, or of the KL reference (``base_weights.py``)."""
     replayed: str = ""
-    """A checksum of the episodes that it was learnt from; empty where they were its own."""
+    """A checksum of the replayed episodes; empty if the run plays its own."""
 
     def check_same_run(self, own: RunState, checkpoint: Path) -> None:
-        """Raise ``UserError`` where ``own``, the state that a run would save now, is another's."""
+        """Raises ``UserError`` if ``own``, the state a run would save now, is another run's."""
         if self.seed != own.seed:
             raise UserError(
-                f"{checkpoint} was made with seed {self.seed}, the config says {own.seed}: set "
-                f"seed={self.seed} to go on"
+                f"{checkpoint} was made with seed {self.seed}, but the config has {own.seed}: set "
+                f"seed={self.seed} to continue"
             )
         if _differ(self.run_id, own.run_id):
             raise UserError(
-                f"{checkpoint} is of another run ({self.run_id}) than the directory that it lies "
-                f"in ({own.run_id}): move it away, and resume its run where that was written"
+                f"{checkpoint} belongs to another run ({self.run_id}) than its directory "
+                f"({own.run_id}): move it away, and resume its run in its own directory"
             )
         if _differ(self.model_type, own.model_type):
             raise UserError(
-                f"{checkpoint} is of another model: it is a {self.model_type}, and model.path a "
+                f"{checkpoint} has the model type {self.model_type}, but model.path has "
                 f"{own.model_type}; set model.path as in that run, or train into a new output_dir"
             )
         if _differ(self.tokenizer, own.tokenizer):
             raise UserError(
                 f"{checkpoint} was made with another tokenizer ({self.tokenizer}) than that of "
-                f"model.path ({own.tokenizer}), whose tokens stand for other text; set model.path "
-                "as in that run, or train into a new output_dir"
+                f"model.path ({own.tokenizer}); set model.path as in that run, or train into a new "
+                "output_dir"
             )
         if _differ(self.replayed, own.replayed):
             raise UserError(
-                f"{checkpoint} was learnt from other episodes than those of --replay up to its "
-                "step: name the files that the run began with, in their order, or train into a "
-                "new output_dir"
+                f"{checkpoint} was trained on other episodes than those of --replay up to its "
+                "step: name the files that the run started with, in the same order, or train into "
+                "a new output_dir"
             )
         self.check_base(own.base, checkpoint)
 
     def check_base(self, own: str, checkpoint: Path) -> None:
-        """Raise ``UserError`` where ``own``, the base that there is now, is another one."""
+        """Raises ``UserError`` if ``own``, the checksum of the current base, differs."""
         if _differ(self.base, own):
             raise UserError(
-                f"{checkpoint} was trained over other weights ({self.base}) than those that are in "
-                f"model.path now ({own}): its adapters, or the leash of algorithm.kl, belong to "
-                "the others; put these back, or train into a new output_dir"
+                f"{checkpoint} was trained with other base weights ({self.base}) than model.path "
+                f"has now ({own}), but its adapters or algorithm.kl depend on them; restore them, "
+                "or train into a new output_dir"
             )
 
 
 def read_state(checkpoint: Path) -> RunState:
-    """What a checkpoint holds besides weights; raises ``DamagedCheckpointError``."""
+    """Reads the run's state from a checkpoint; raises ``DamagedCheckpointError``."""
     try:
         row = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
         return RunState(**{f.name: row[f.name] for f in fields(RunState) if f.name in row})

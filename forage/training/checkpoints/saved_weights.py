@@ -1,8 +1,8 @@
-"""The weights of a checkpoint: what of them a process writes, and reads.
+"""Writes and reads the weights of a checkpoint, in one process or in ranks.
 
-Of ranks each writes and reads the rows that it holds, beside the others and into the same files, so
-nothing is gathered, and any number of ranks reads what any other number wrote. What servers are to
-load is gathered weight by weight, because adapters are added to it.
+Each rank writes and reads the rows that it holds, into the same files as the others, so nothing is
+gathered, and any number of ranks can read what any other number wrote. Models for servers to load
+are gathered weight by weight, because adapters are merged into them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from forage.training.model import shapes_by_name, weights_by_name
 from forage.training.ranks.sharding import Ranks, piece_of
 
 MODEL, CRITIC, ADAPTERS = "model", "critic", "adapter_model"
-"""How the names of the files begin."""
+"""Prefixes of the file names."""
 
 NamedWeights = Iterable[tuple[str, Tensor]]
 
 
 def whole_by_name(model: PreTrainedModel) -> dict[str, Tensor]:
-    """What a checkpoint of a model without adapters holds: each tensor once, cut or not."""
+    """The tensors in a checkpoint of a model without adapters: each once, sharded or not."""
     found: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         found.setdefault(id(tensor), (name, tensor.detach()))  # tied weights are one tensor
@@ -40,14 +40,14 @@ def whole_by_name(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 class SavedPart:
-    """What this process writes of some weights: the rows that it holds."""
+    """The rows of some weights that this process holds, to be written."""
 
     def __init__(
         self, folder: Path, stem: str, weights: NamedWeights, ranks: Ranks | None, copy: bool
     ) -> None:
-        """``copy``: as they are now, in host memory; else as they are when they are written."""
+        """``copy``: copy the weights to host memory now; otherwise they are read when written."""
         each = list(weights)
-        # peft, and who serves adapters, read one file.
+        # peft and servers expect adapters in one file.
         self._files = WeightFiles(folder, stem, each, in_one_file=stem == ADAPTERS)
         self._is_first = _is_first(ranks)
         self._pieces = [
@@ -58,14 +58,14 @@ class SavedPart:
         ]
 
     def write(self) -> None:
-        """Write it beside what others write; raises ``OSError``."""
+        """Writes this process's rows into the shared files; raises ``OSError``."""
         if self._is_first:
             self._files.write_headers()
         self._files.write(self._pieces)
 
 
 def learnt_part(model: PreTrainedModel, folder: Path, ranks: Ranks | None, copy: bool) -> SavedPart:
-    """What this process writes of a model: of all weights, or of the adapters alone."""
+    """This process's part of a model's checkpoint: of all weights, or only of the adapters."""
     if lora.has_adapters(model):
         adapters = {name: w.detach() for name, w in lora.adapter_parameters(model).items()}
         return SavedPart(folder, ADAPTERS, adapters.items(), ranks, copy)
@@ -73,7 +73,7 @@ def learnt_part(model: PreTrainedModel, folder: Path, ranks: Ranks | None, copy:
 
 
 def write_config(model: PreTrainedModel, folder: Path) -> None:
-    """Write what stands beside the weights: the model's settings, or those of its adapters."""
+    """Writes the configuration of the model, or of its adapters."""
     if lora.has_adapters(model):
         lora.adapter_config(model).save_pretrained(str(folder))
         return
@@ -84,7 +84,7 @@ def write_config(model: PreTrainedModel, folder: Path) -> None:
 
 
 def write_learnt(model: PreTrainedModel, folder: Path, ranks: Ranks | None = None) -> None:
-    """Write what a checkpoint holds of a model: all weights, or the adapters alone."""
+    """Writes a model as in a checkpoint: all weights, or only the adapters."""
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,9 +96,9 @@ def write_learnt(model: PreTrainedModel, folder: Path, ranks: Ranks | None = Non
 
 
 def write_merged(model: PreTrainedModel, folder: Path, ranks: Ranks | None = None) -> None:
-    """Write a whole model without a tokenizer, its adapters merged, for servers to load.
+    """Writes a whole model with merged adapters and no tokenizer, for servers to load.
 
-    Ranks gather each weight together, and write it in turns.
+    Ranks gather each weight together, and take turns writing.
     """
     rank, num_ranks = (0, 1) if ranks is None else (dist.get_rank(), dist.get_world_size())
     files = WeightFiles(folder, MODEL, shapes_by_name(model))
@@ -116,7 +116,9 @@ def write_merged(model: PreTrainedModel, folder: Path, ranks: Ranks | None = Non
                 files.write_headers()
             files.write(pieces)
         finally:
-            for _ in pieces:  # the others wait for this rank to gather the rest
+            for (
+                _
+            ) in pieces:  # after an error too, because the others gather the rest with this rank
                 pass
 
     together(ranks, write)
@@ -127,7 +129,7 @@ def _is_first(ranks: Ranks | None) -> bool:
 
 
 def together(ranks: Ranks | None, write: Callable[[], None]) -> None:
-    """Write; of ranks all raise ``OSError`` where one of them could not."""
+    """Runs ``write``; if it fails on any rank, all ranks raise ``OSError``."""
     if ranks is None:
         write()
         return
@@ -145,20 +147,20 @@ def together(ranks: Ranks | None, write: Callable[[], None]) -> None:
 
 
 def restore_model(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Give a model the weights of a checkpoint, or its adapters; of ranks each takes its part.
+    """Loads a checkpoint's weights or adapters into a model; each rank loads its part.
 
-    Raises ``UserError`` for those of another model, before a weight is changed.
+    Raises ``UserError`` for another model, before any weight changes.
     """
     has_adapters = (checkpoint / lora.ADAPTER_CONFIG).exists()
     if has_adapters != lora.has_adapters(model):
         had, has = ("with", "without") if has_adapters else ("without", "with")
         raise UserError(
-            f"the checkpoint {checkpoint} is of a run {had} model.lora, the config is {has} it: "
-            "set model.lora as in that run, or train into a new output_dir"
+            f"the checkpoint {checkpoint} is of a run {had} model.lora, but the config is {has} "
+            "it: set model.lora as in that run, or train into a new output_dir"
         )
     if has_adapters:
         adapters = lora.read_adapters(checkpoint)
-        if read_state(checkpoint).base:  # its weights are compared, wherever they lie by now
+        if read_state(checkpoint).base:  # its checksum is compared, so its path does not matter
             its_base = lora.adapter_config(model).base_model_name_or_path
             adapters.settings.base_model_name_or_path = its_base
         lora.load_adapters(adapters, model)
@@ -170,29 +172,29 @@ def restore_model(model: PreTrainedModel, checkpoint: Path) -> None:
 
 
 def restore_critic(critic: Critic, checkpoint: Path) -> None:
-    """Give a critic the weights of a checkpoint; raises ``UserError`` for those of another."""
+    """Loads a checkpoint's weights into a critic; raises ``UserError`` for another critic."""
     weights: Weights = stored_safetensors(checkpoint, CRITIC)
     if not weights:
         raise UserError(
-            f"the checkpoint {checkpoint} holds no critic: its run had another "
-            "algorithm.advantage; set that one, or train into a new output_dir"
+            f"the checkpoint {checkpoint} has no critic: its run used another algorithm.advantage; "
+            "set that one, or train into a new output_dir"
         )
     try:
         _fill(learnt_by_name(critic), weights)
     except ValueError as error:
         raise UserError(
-            f"the critic of the checkpoint {checkpoint} is of another model; set "
-            f"algorithm.advantage.critic.path to the one that it started from ({error})"
+            f"the critic of the checkpoint {checkpoint} is another model; set "
+            f"algorithm.advantage.critic.path to the model that it started from ({error})"
         ) from error
 
 
 def learnt_by_name(root: nn.Module) -> dict[str, Tensor]:
-    """The weights of ``root`` that are learnt, cut or not."""
+    """The trained weights of ``root``, sharded or not."""
     return {name: w.detach() for name, w in root.named_parameters() if w.requires_grad}
 
 
 def _fill(own: Mapping[str, Tensor], weights: Weights) -> None:
-    """Copy stored weights into those of the same names; raises ``ValueError`` where they differ."""
+    """Copies stored weights by name; raises ``ValueError`` if names or shapes differ."""
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     if missing or unexpected:
         raise ValueError(f"missing {missing[:3]}, unexpected {unexpected[:3]}")
@@ -206,7 +208,7 @@ def _fill(own: Mapping[str, Tensor], weights: Weights) -> None:
 
 
 def _read(stored: Stored, starts: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-    """The piece of a stored tensor that begins at ``starts``, without reading other rows."""
+    """Reads the piece of a stored tensor at ``starts``, without reading other rows."""
     if not shape:
         return stored.read()
     rows = stored.read_rows(starts[0], starts[0] + shape[0])

@@ -1,7 +1,7 @@
-"""The checkpoints of one run: what is saved beside the weights, and which one a run goes on from.
+"""Saves and restores a run: decides what goes into its checkpoints and which one it resumes from.
 
-``checkpoint.py`` writes and reads one, ``remote_copies.py`` keeps copies; this one knows
-the run's records and running baseline, which have to be as they were when the weights were.
+``checkpoint.py`` writes and reads a checkpoint, ``remote_copies.py`` copies it; this file adds the
+run's records and running baseline, which must match the weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Savepoints:
-    """Saves a run and brings it back: weights, optimizers, records and the running baseline."""
+    """Saves and restores a run: weights, optimizers, records and the running baseline."""
 
     def __init__(
         self,
@@ -54,38 +54,38 @@ class Savepoints:
         learns: bool = True,
         replayed: Callable[[int], str] | None = None,
     ) -> None:
-        """Where the run does not learn, ``save`` writes its records to the disk and no more.
+        """If the run does not learn, ``save`` only flushes its records to disk.
 
-        ``questions`` are None where the steps are recorded ones; then ``replayed`` gives a checksum
-        of the first so many of them.
+        ``questions`` is None if the steps are recorded ones; ``replayed`` then returns a checksum
+        of the first n of them.
         """
         self._replayed = replayed
         self._learns = learns
         self._config, self._trainer, self._tokenizer = config, trainer, tokenizer
         self._records, self._credit, self._questions = records, credit, questions
         self._tokenizer_sha256 = tokenizer_id.sha256
-        self._elsewhere = copies_of(config)
-        self._memory = memory_of(config.environment)  # now: a file of a prompt may change
+        self._remote = copies_of(config)
+        self._memory = memory_of(config.environment)  # read now: a prompt's file may change
         self._base = digest_of_base(config)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self.ahead: dict[str, Episode] = {}
-        """Episodes of later steps that were over at the checkpoint that was loaded, by key."""
+        """Finished episodes of later steps in the loaded checkpoint, by key."""
         self.finished_ahead: Callable[[], Mapping[str, Episode]] = dict
-        """Gives the episodes that are over now and not learnt yet, by key."""
+        """Returns the episodes that are finished but not yet trained on, by key."""
 
     async def save(self, num_steps_done: int) -> None:
-        """Write a checkpoint, and keep the newest ``trainer.keep_checkpoints`` of them.
+        """Writes a checkpoint, and keeps the newest ``trainer.keep_checkpoints``.
 
-        In the background only the copy is made before this returns. Raises ``UserError``, also for
-        the one before. Who is stopped in it waits for its end: two that are written at once would
-        sweep away each other's files.
+        With ``checkpoint_in_background``, this returns once the copy is made. Raises ``UserError``,
+        also for the previous checkpoint. If cancelled, it waits until the checkpoint is written,
+        because two at once would remove each other's files.
         """
         saving = asyncio.ensure_future(self._save(num_steps_done))
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
-            await asyncio.gather(saving, return_exceptions=True)  # the next one says what is wrong
+            await asyncio.gather(saving, return_exceptions=True)  # the next call reports its error
             raise
 
     async def _save(self, num_steps_done: int) -> None:
@@ -119,23 +119,23 @@ class Savepoints:
         )
 
     def check(self) -> None:
-        """Raise the ``UserError`` of a checkpoint that could not be written meanwhile."""
+        """Raises the ``UserError`` of a background checkpoint that failed."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Return when no checkpoint is being written; raises as ``check`` does."""
+        """Waits until no checkpoint is being written; raises like ``check``."""
         writing = self._writing
         if writing is None:
             return
         try:
             writing.result()
         finally:
-            if self._writing is writing:  # until then whoever else waits waits for it, too
+            if self._writing is writing:  # cleared only now, so that concurrent callers wait too
                 self._writing = None
 
     def close(self) -> None:
-        """Wait for the last one; raises as ``check`` does."""
+        """Waits for the last checkpoint; raises like ``check``."""
         try:
             self.wait()
         finally:
@@ -143,23 +143,23 @@ class Savepoints:
 
     def _finish(self, write: Callable[[], Path]) -> None:
         checkpoint = write()
-        if self._elsewhere is not None:
-            self._elsewhere.put(checkpoint, self._config.trainer.keep_checkpoints)
+        if self._remote is not None:
+            self._remote.put(checkpoint, self._config.trainer.keep_checkpoints)
 
     def newest(self) -> Path | None:
-        """The newest checkpoint of the run, written to its end."""
+        """The run's newest checkpoint, after waiting for one being written."""
         self.wait()
         return latest_checkpoint(self._config.output_dir)
 
     def restore(self, checkpoint: Path | None) -> int:
-        """Everything as it was at ``checkpoint``, None for the newest; gives the steps done."""
+        """Restores ``checkpoint``, or the newest if None; returns the steps done."""
         return self._resume() if checkpoint is None else self._load(checkpoint)
 
     def _resume(self) -> int:
-        """The step to start with: that of the newest checkpoint, 0 where there is none.
+        """Restores the newest checkpoint; returns the steps done, 0 if there is none.
 
-        A damaged one is set aside, loudly, for the one before it; raises ``UserError`` where it is
-        the only one.
+        If it is damaged, logs an error, sets it aside and uses the previous one; raises
+        ``UserError`` if it is the only one.
         """
         out, settings = self._config.output_dir, to_yaml(self._config)
         while (checkpoint := latest_checkpoint(out)) is not None:
@@ -167,12 +167,14 @@ class Savepoints:
                 start = self._load(checkpoint)
             except DamagedCheckpointError as error:
                 if len(checkpoints(out)) == 1:
-                    text = "There is none: put a whole copy there, or train into a new output_dir"
+                    text = "There is no other: restore a copy, or train into a new output_dir"
                     raise DamagedCheckpointError(f"{error}. {text}") from error
-                LOG.error("%s. Going on from the one before it", error)
+                LOG.error("%s. Resuming from the previous one", error)
                 set_damaged_aside(checkpoint)
             else:
-                write_whole_text(out / SETTINGS_FILE, settings)  # now: the checkpoint fits them
+                write_whole_text(
+                    out / SETTINGS_FILE, settings
+                )  # only now, because the checkpoint matches them
                 LOG.info("resuming after %d steps from %s", start, checkpoint)
                 return start
         write_whole_text(out / SETTINGS_FILE, settings)
@@ -180,7 +182,7 @@ class Savepoints:
         return 0
 
     def _load(self, checkpoint: Path) -> int:
-        """Weights, records and the baseline as they were; gives the steps done."""
+        """Restores weights, records and baseline; returns the steps done."""
         self.wait()
         state = load_checkpoint(checkpoint, self._trainer)
         now = self._state(state.num_steps_done)
@@ -193,14 +195,14 @@ class Savepoints:
         return state.num_steps_done
 
     def _go_back(self, num_steps_done: int, record_offsets: Mapping[str, int]) -> None:
-        """The records are as they were; what came later is forgotten elsewhere, too."""
+        """Truncates the records, and removes what is newer from the remote copies too."""
         self._records.truncate_to(record_offsets)
-        if self._elsewhere is not None:
-            self._elsewhere.go_back(num_steps_done, record_offsets)
+        if self._remote is not None:
+            self._remote.go_back(num_steps_done, record_offsets)
 
 
 def _played_with(config: RunConfig, tokenizer_sha256: str) -> str:
-    """A checksum of what makes an episode what it is; addresses are none of it."""
+    """A checksum of the settings that an episode depends on; excludes addresses."""
     sections = dict.fromkeys(("seed", "data", "environment", "reward", "rollout"), True)
     found = {"search": {"topk", "noise"}}
     settings = config.model_dump_json(include=sections | found)

@@ -1,9 +1,8 @@
-"""Files of weights that several processes write at once, each the pieces that it holds.
+"""Weight files that several processes write at once, each the pieces that it holds.
 
-The format is that of https://huggingface.co/docs/safetensors: a header that says where each tensor
-lies, then the tensors. Where a tensor lies follows from names and shapes alone, so ranks write
-their rows of it side by side, and nobody gathers what others hold. One process writes whole tensors
-in the same way.
+The format is that of https://huggingface.co/docs/safetensors: a header with each tensor's offset,
+then the tensors. Offsets follow from names and shapes alone, so ranks write their rows
+independently and nothing is gathered. A single process writes whole tensors in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 SHARD_BYTES = 4 << 30
-"""The most bytes of weights in one file, unless a single tensor has more."""
+"""Maximum bytes of weights per file, unless a single tensor is larger."""
 DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -31,15 +30,15 @@ DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_MOST_AT_ONCE = 1 << 30
-"""Bytes of one write: the kernel takes no more than two gigabytes."""
+_MAX_WRITE_BYTES = 1 << 30
+"""Bytes per write call; the kernel accepts at most two gigabytes."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPiece:
-    """A part of a weight: ``values`` begin at ``starts``, an index for each dimension."""
+    """A part of a weight: ``values`` start at ``starts``, one index per dimension."""
 
     name: str
     starts: Shape
@@ -48,7 +47,7 @@ class WeightPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a whole tensor lies in its file."""
+    """A tensor's offset, dtype and shape in its file."""
 
     start: int
     dtype: torch.dtype
@@ -56,7 +55,7 @@ class _Place:
 
 
 def shards(stem: str, num_bytes: Mapping[str, int]) -> dict[str, list[str]]:
-    """The names of weights in each file, filled in order; ``num_bytes`` is the size of each."""
+    """The weights in each file, filled in order; ``num_bytes`` is the size of each weight."""
     files: list[list[str]] = [[]]
     filled = 0
     for name, size in num_bytes.items():
@@ -73,7 +72,7 @@ def shards(stem: str, num_bytes: Mapping[str, int]) -> dict[str, list[str]]:
 def write_index(
     folder: Path, stem: str, files: Mapping[str, list[str]], num_bytes: Mapping[str, int]
 ) -> None:
-    """Write which file holds which weight, where there are several files."""
+    """Writes the index of weights to files, if there are several files."""
     if len(files) > 1:
         index = {
             "metadata": {"total_size": sum(num_bytes.values())},
@@ -83,12 +82,12 @@ def write_index(
 
 
 def header_of(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, dict[str, int]]:
-    """The header of a file with these tensors, and where each of them begins in the file.
+    """The header of a file with these tensors, and each tensor's offset in the file.
 
-    Larger numbers come first, so that each tensor begins at a multiple of its numbers' size.
+    Wider dtypes come first, so that each tensor is aligned to its item size.
     """
     sizes = [dtype.itemsize for dtype, _ in tensors.values()]
-    assert sizes == sorted(sizes, reverse=True), "the caller sorts them: they lie in this order"
+    assert sizes == sorted(sizes, reverse=True), "the caller sorts tensors by item size"
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts: dict[str, int] = {}
     end = 0
@@ -104,7 +103,7 @@ def header_of(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, 
 
 
 class WeightFiles:
-    """The files of some weights in a folder, of which every process knows the same layout."""
+    """The files of some weights in a folder; every process computes the same layout."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class WeightFiles:
         weights: Iterable[tuple[str, Tensor]],
         in_one_file: bool = False,
     ) -> None:
-        """``weights`` may be cut over ranks, or have no numbers at all: shapes and types count."""
+        """``weights`` may be sharded or on the meta device: only shapes and dtypes are used."""
         self._folder, self._stem = folder, stem
         tensors = {name: (each.dtype, tuple(each.shape)) for name, each in weights}
         self._num_bytes = {
@@ -133,14 +132,14 @@ class WeightFiles:
                 self._places[name] = (path, _Place(starts[name], *tensors[name]))
 
     def write_headers(self) -> None:
-        """What one of the processes writes, before or after the others write their pieces."""
+        """Writes headers and index; one process does this, before or after the pieces."""
         write_index(self._folder, self._stem, self._files, self._num_bytes)
         for path, header in self._headers.items():
             with _open_to_write(path) as file:
                 _write_at(file, header, 0)
 
     def write(self, pieces: Iterable[WeightPiece]) -> None:
-        """Write pieces to their places, to the disk; raises ``OSError``."""
+        """Writes pieces at their offsets and flushes them to disk; raises ``OSError``."""
         with ExitStack() as stack:
             files: dict[Path, int] = {}
             for piece in pieces:
@@ -155,21 +154,21 @@ class WeightFiles:
 
 
 def _runs(piece: WeightPiece, place: _Place) -> Iterable[tuple[int, Tensor]]:
-    """The parts of a piece that lie in one run, and where they begin in the file."""
+    """The contiguous parts of a piece, with their offsets in the file."""
     size, values = place.dtype.itemsize, piece.values
     if tuple(values.shape[1:]) == place.shape[1:]:
         row = torch.Size(place.shape[1:]).numel()
         first = piece.starts[0] if piece.starts else 0
         yield place.start + first * row * size, values
         return
-    assert values.ndim == 2, "only matrices are cut by columns"
+    assert values.ndim == 2, "only matrices are sharded by columns"
     for index, row in enumerate(values, piece.starts[0]):
         yield place.start + (index * place.shape[1] + piece.starts[1]) * size, row
 
 
 @contextmanager
 def _open_to_write(path: Path) -> Iterator[int]:
-    """The file as it is, made where it is missing: another process may have begun it."""
+    """Opens a file without truncating it, because another process may have started it."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         yield file
@@ -178,14 +177,14 @@ def _open_to_write(path: Path) -> Iterator[int]:
 
 
 def _write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    """All of ``data``; a single write may take less.
+    """Writes all of ``data``; a single write call may write less.
 
-    A machine that writes to NFS completes the page that it begins or ends in with zeros, over what
-    another machine has written there, unless it holds a lock on what it writes.
+    On NFS, a machine that writes part of a page fills the rest with zeros, over what another
+    machine has written there, unless it locks the range.
     """
     rest = memoryview(data)
     with suppress(OSError):  # a file system without locks
         fcntl.lockf(file, fcntl.LOCK_EX, len(rest), offset)
     while rest:
-        written = os.pwrite(file, rest[:_MOST_AT_ONCE], offset)
+        written = os.pwrite(file, rest[:_MAX_WRITE_BYTES], offset)
         rest, offset = rest[written:], offset + written

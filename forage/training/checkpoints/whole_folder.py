@@ -1,7 +1,7 @@
-"""Writes a folder that is there whole or not at all.
+"""Writes a folder atomically: it appears complete or not at all.
 
-It is written beside its place, flushed to the disk, and moved there in one rename. A disk that
-refuses is an error that says what to do about it.
+It is written next to its final path, flushed to disk, and moved there in one rename. A disk error
+becomes a message with a remedy.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from forage.errors import UserError
 from forage.training.checkpoints.checkpoint import flush_folder
-from forage.training.checkpoints.disk_errors import is_of_the_disk, mend
+from forage.training.checkpoints.disk_errors import is_disk_error, remedy_for
 
 
 @contextmanager
 def written_beside(out: Path) -> Iterator[Path]:
-    """A folder to write in, which becomes ``out`` when all is well; raises ``UserError``."""
-    out = out.resolve()  # a link stays one, and "." has a name
+    """A temporary folder that becomes ``out`` if no error occurs; raises ``UserError``."""
+    out = out.resolve()  # keeps a link, and gives "." a name
     folder = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -30,9 +30,9 @@ def written_beside(out: Path) -> Iterator[Path]:
             out.rmdir()
         folder.rename(out)
     except Exception as error:
-        if not is_of_the_disk(error):
+        if not is_disk_error(error):
             raise
-        advice = f"{mend(error)}, or choose another --out"
+        advice = f"{remedy_for(error)}, or choose another --out"
         raise UserError(f"cannot write {out}: {error}; {advice}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

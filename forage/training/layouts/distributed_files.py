@@ -1,8 +1,8 @@
-"""A directory of torch's distributed checkpoint (``.metadata``, ``*.distcp``), read by the tensor.
+"""Reads torch's distributed checkpoints (``.metadata``, ``*.distcp``) one tensor at a time.
 
-``.metadata`` says which stretch of which file holds which chunk of which tensor; each chunk is a
-file of ``torch.save`` of its own. torch's own loader fills tensors of a whole state dict that must
-be there before; this one reads what is asked for.
+``.metadata`` says which bytes of which file hold which chunk of which tensor; each chunk is a
+separate ``torch.save`` file. torch's own loader fills the tensors of an existing state dict; this
+one reads single tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ METADATA = ".metadata"
 
 
 def read_distributed(directory: Path) -> Weights:
-    """Every tensor of the checkpoint by name; raises ``UserError`` for damaged or missing files."""
+    """All tensors of the checkpoint by name; raises ``UserError`` for damaged or missing files."""
     path = directory / METADATA
     metadata = load_pickle(path)
     tensors = metadata.get("state_dict_metadata") if isinstance(metadata, Inert) else None
@@ -34,37 +34,37 @@ def read_distributed(directory: Path) -> Weights:
         spans = {_place(index): _span(directory, info) for index, info in stretches.items()}
         found = {name: _tensor(name, about, spans) for name, about in tensors.items()}
     except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is not metadata that can be read ({error!r})") from error
+        raise UserError(f"{path} has metadata that cannot be read ({error!r})") from error
     _check_files(spans.values())
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def _check_files(spans: Iterable[Span]) -> None:
-    """Refuse a checkpoint of which a file, or the end of one, is missing; raises ``UserError``."""
+    """Raises ``UserError`` if a file, or the end of one, is missing."""
     ends: dict[Path, int] = {}
     for span in spans:
         ends[span.path] = max(ends.get(span.path, 0), span.start + (span.num_bytes or 0))
     for path, end in sorted(ends.items()):
         if not path.is_file():
-            raise UserError(f"{path} is missing: the checkpoint is not whole")
+            raise UserError(f"{path} is missing: the checkpoint is incomplete")
         if path.stat().st_size < end:
-            raise UserError(f"{path} was cut short: it has {path.stat().st_size} bytes of {end}")
+            raise UserError(f"{path} is truncated: it has {path.stat().st_size} of {end} bytes")
 
 
 def _place(index: Inert) -> tuple[str, Shape | None]:
-    """Which tensor a chunk belongs to, and where it lies in it."""
+    """A chunk's tensor and its offsets in that tensor."""
     offset = index.get("offset")
     return index.get("fqn"), None if offset is None else tuple(offset)
 
 
 def _span(directory: Path, info: Inert) -> Span:
     if info.get("transform_descriptors"):
-        raise UserError(f"{directory}: its chunks are transformed (compressed); that is not read")
+        raise UserError(f"{directory} has transformed (compressed) chunks, which are not supported")
     return Span(directory / info.get("relative_path"), info.get("offset"), info.get("length"))
 
 
 def _tensor(name: str, about: Inert, spans: dict[tuple[str, Shape | None], Span]) -> Stored | None:
-    """A tensor of chunks; None for what is no tensor."""
+    """A tensor made of chunks; None if the entry is not a tensor."""
     chunks = about.get("chunks")
     if chunks is None:
         return None

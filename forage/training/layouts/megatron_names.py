@@ -1,9 +1,9 @@
-"""Megatron's weights under the names of Hugging Face: Qwen2, Qwen3 and Llama.
+"""Converts Megatron's weights of Qwen2, Qwen3 and Llama models to Hugging Face's names.
 
-Megatron keeps queries, keys and values in one matrix, group by group ([groups, queries of a group +
+Megatron stores queries, keys and values in one matrix, group by group ([groups, queries per group +
 2, head size] rows), gate and up projection in another, and pads the vocabulary. Layers are numbered
-(``decoder.layers.3.mlp...``) or stacked in the first dimension (``decoder.layers.mlp...``). Each
-weight is cut out when it is read.
+(``decoder.layers.3.mlp...``) or stacked in the first dimension (``decoder.layers.mlp...``). Weights
+are sliced when they are read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_megatron(weights: Weights) -> bool:
 
 
 def plain_names(weights: Weights) -> dict[str, Stored]:
-    """The model's weights without prefixes; optimizer states and what is no weight are left out."""
+    """The model's weights without name prefixes, leaving out everything else."""
     found = {name: match[1] for name in weights if (match := _NAME.fullmatch(name))}
     return {
         plain: weights[name]
@@ -60,7 +60,7 @@ def plain_names(weights: Weights) -> dict[str, Stored]:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How the rows of queries, keys and values lie."""
+    """The sizes that determine the row layout of queries, keys and values."""
 
     num_groups: int
     num_queries: int
@@ -79,7 +79,7 @@ class Heads:
 
 
 def from_megatron(weights: Weights, config: PretrainedConfig) -> dict[str, Stored]:
-    """The weights as Hugging Face names and cuts them; raises ``UserError`` for unknown ones."""
+    """The weights as Hugging Face names and splits them; raises ``UserError`` for unknown ones."""
     heads, vocabulary = Heads.of(config), config.vocab_size
     renamed: dict[str, Stored] = {}
     for name, stored in _unstacked(plain_names(weights)).items():
@@ -87,8 +87,8 @@ def from_megatron(weights: Weights, config: PretrainedConfig) -> dict[str, Store
             if name != "decoder.final_layernorm.weight":
                 if stored.num_rows < vocabulary:
                     raise UserError(
-                        f"{name} has {stored.num_rows} rows, and the config's vocab_size is "
-                        f"{vocabulary}: the config is of another model"
+                        f"{name} has {stored.num_rows} rows, but the config's vocab_size is "
+                        f"{vocabulary}: the config belongs to another model"
                     )
                 stored = rows_of(stored, 0, vocabulary)  # the rest is padding
             renamed[_TOP[name]] = stored
@@ -99,7 +99,7 @@ def from_megatron(weights: Weights, config: PretrainedConfig) -> dict[str, Store
 
 
 def _unstacked(weights: Weights) -> dict[str, Stored]:
-    """Stacks of layers taken apart."""
+    """Splits stacked layers into single ones."""
     single: dict[str, Stored] = {}
     for name, stored in weights.items():
         if match := _STACK.fullmatch(name):
@@ -118,8 +118,8 @@ def _of_layer(layer: str, name: str, stored: Stored, heads: Heads) -> dict[str, 
     if name.startswith("self_attention.linear_qkv.") and kind in ("weight", "bias"):
         if stored.num_rows != heads.num_rows:
             raise UserError(
-                f"layer {layer}: {name} has {stored.num_rows} rows, and the config's heads make "
-                f"{heads.num_rows}: the config is of another model"
+                f"layer {layer}: {name} has {stored.num_rows} rows, but the config's heads need "
+                f"{heads.num_rows}: the config belongs to another model"
             )
         parts = {"q": (0, heads.num_queries), "k": (heads.num_queries, 1)}
         parts["v"] = (heads.num_queries + 1, 1)
@@ -134,8 +134,8 @@ def _of_layer(layer: str, name: str, stored: Stored, heads: Heads) -> dict[str, 
             f"{prefix}mlp.up_proj.weight": rows_of(stored, half, 2 * half),
         }
     raise UserError(
-        f"layer {layer} has the weight {name}, which is not converted: dense models of the kinds "
-        "Qwen2, Qwen3 and Llama are"
+        f"layer {layer} has the weight {name}, which cannot be converted: only dense Qwen2, Qwen3 "
+        "and Llama models are supported"
     )
 
 
@@ -152,7 +152,7 @@ def _heads(stored: Stored, heads: Heads, first: int, num: int) -> Stored:
 
 
 def join_tensor_parallel(name: str, parts: list[Stored]) -> Stored:
-    """A weight of the parts that tensor-parallel ranks hold, by its name."""
+    """Joins the parts of a weight that tensor-parallel ranks hold, depending on its name."""
     if any(word in name for word in ("linear_qkv.weight", "linear_qkv.bias", "word_embeddings")):
         return joined(parts, 0)
     if name.startswith("output_layer."):
@@ -166,5 +166,5 @@ def join_tensor_parallel(name: str, parts: list[Stored]) -> Stored:
         ups = [rows_of(p, half, p.num_rows) for p, half in zip(parts, halves, strict=True)]
         return joined([*gates, *ups], 0)
     if any(part.shape != parts[0].shape for part in parts) or not prod(parts[0].shape):
-        raise UserError(f"the ranks' parts of {name} are of different shapes")
+        raise UserError(f"the ranks' parts of {name} have different shapes")
     return parts[0]

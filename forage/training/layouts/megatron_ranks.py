@@ -1,7 +1,7 @@
-"""Megatron's older layout: ``mp_rank_TT[_PPP]/model_optim_rng.pt``, a file a rank.
+"""Reads Megatron's older layout: ``mp_rank_TT[_PPP]/model_optim_rng.pt``, one file per rank.
 
-Tensor-parallel rank TT holds a part of each matrix, pipeline rank PPP some of the layers, which it
-numbers from 0. Joined here, under Megatron's names; ``megatron_names.py`` converts these.
+Tensor-parallel rank TT holds a part of each matrix, pipeline rank PPP some of the layers, numbered
+from 0. This file joins them under Megatron's names; ``megatron_names.py`` converts these.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ FILE = "model_optim_rng.pt"
 
 
 def megatron_ranks(directory: Path) -> dict[tuple[int, int], Path]:
-    """The file of each (pipeline, tensor-parallel) rank; none elsewhere. Raises ``UserError``."""
+    """The file of each (pipeline, tensor-parallel) rank; empty for another layout.
+
+    Raises ``UserError``.
+    """
     found: dict[tuple[int, int], Path] = {}
     for path in sorted(directory.glob("mp_rank_*")):
         match = _RANK.fullmatch(path.name)
         if match is None:
-            raise UserError(f"{path}: ranks of experts are not read; dense models are")
+            raise UserError(
+                f"{path} has expert-parallel ranks, which are not supported; only dense models are"
+            )
         found[int(match[2] or 0), int(match[1])] = path / FILE
     pipeline = 1 + max((rank for rank, _ in found), default=-1)
     tensor = 1 + max((rank for _, rank in found), default=-1)
     for rank in ((p, t) for p in range(pipeline) for t in range(tensor)):
         if rank not in found or not found[rank].is_file():
             where = found.get(rank, f"the file of pipeline rank {rank[0]}, tensor rank {rank[1]}")
-            raise UserError(f"{directory}: {where} is missing; the checkpoint is not whole")
+            raise UserError(f"{directory}: {where} is missing; the checkpoint is incomplete")
     return found
 
 
@@ -51,7 +56,7 @@ def read_megatron_ranks(files: dict[tuple[int, int], Path]) -> Weights:
         num_layers = 0
         for name in parts[0]:
             if any(name not in part for part in parts):
-                raise UserError(f"{files[stage, 0].parent.parent}: not every rank has {name}")
+                raise UserError(f"{files[stage, 0].parent.parent}: some ranks lack {name}")
             match = _LAYER.fullmatch(name)
             full = name
             if match:
@@ -64,11 +69,13 @@ def read_megatron_ranks(files: dict[tuple[int, int], Path]) -> Weights:
 
 
 def _check(state: Any, path: Path, files: dict[tuple[int, int], Path]) -> None:
-    """Refuse a file that is something else, and ranks that are fewer than the run had."""
+    """Raises ``UserError`` if the file is not Megatron's, or ranks are missing."""
     if isinstance(state, dict) and "model0" in state:
-        raise UserError(f"{path}: an interleaved pipeline (model0, model1 ...) is not read")
+        raise UserError(
+            f"{path} has an interleaved pipeline (model0, model1 ...), which is not supported"
+        )
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise UserError(f"{path} holds no model of Megatron")
+        raise UserError(f"{path} has no Megatron model")
     args = state.get("args")
     if not isinstance(args, Inert):
         return
@@ -77,7 +84,7 @@ def _check(state: Any, path: Path, files: dict[tuple[int, int], Path]) -> None:
     if tensor * pipeline != len(files):
         raise UserError(
             f"{path}: the run had {tensor} tensor-parallel and {pipeline} pipeline ranks, "
-            f"and there are {len(files)} files: the checkpoint is not whole"
+            f"but there are {len(files)} files: the checkpoint is incomplete"
         )
 
 

@@ -1,4 +1,4 @@
-"""Finds out how a checkpoint is laid out, and opens its weights under Hugging Face's names.
+"""Detects a checkpoint's layout, and opens its weights under Hugging Face's names.
 
 | written by | layout |
 |---|---|
@@ -10,7 +10,7 @@
 | SkyRL | ``policy/model_state.pt``, ``huggingface/`` |
 | prime-rl | ``step_N/trainer/`` with ``.metadata`` |
 
-To add one: a line in ``_read`` and a checkpoint written in that layout in the tests.
+To add a layout, add a line to ``_read`` and a checkpoint in that layout to the tests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from forage.training.layouts.stored import Stored, Weights, finite
 from forage.training.layouts.torch_file import Span, load_torch_file
 
 _WITHIN = ("", "actor", "policy", "trainer")
-"""Where the policy's part of a checkpoint may lie."""
+"""Subdirectories that may hold the policy's part of a checkpoint."""
 _CONFIGS = ("huggingface", "model/huggingface", "../huggingface", ".")
 _WHOLE_FILES = (
     *("model_state_dict/full_weigths.pt", "model_state_dict/full_weights.pt"),  # RLinf spells it so
@@ -63,7 +63,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Weights under the names of whoever wrote them, and the directory of their config, if any."""
+    """Weights under their writer's names, and the directory of their config, if any."""
 
     path: Path
     weights: Weights
@@ -80,15 +80,15 @@ class Checkpoint:
         if len(prefixes) != 1:
             some = ", ".join(list(plain)[:3])
             raise UserError(
-                f"{self.path} holds {len(prefixes)} weights called {first}, and the config's model "
-                f"has one; the names there are {some} ..."
+                f"{self.path} has {len(prefixes)} weights called {first}, but the config's model "
+                f"has one; its names are {some} ..."
             )
         (prefix,) = prefixes
         return {n.removeprefix(prefix): t for n, t in plain.items() if n.startswith(prefix)}
 
 
 def open_layout(path: Path) -> Checkpoint:
-    """Open the checkpoint at ``path``; raises ``UserError`` for a layout that is not known."""
+    """Opens the checkpoint at ``path``; raises ``UserError`` for an unknown layout."""
     if not path.is_dir():
         raise UserError(f"there is no directory {path}")
     for name in _WITHIN:
@@ -105,15 +105,15 @@ def open_layout(path: Path) -> Checkpoint:
         return open_layout(steps[0])
     if steps:
         names = ", ".join(step.name for step in steps)
-        raise UserError(f"{path} holds several checkpoints ({names}); name one of them")
+        raise UserError(f"{path} has several checkpoints ({names}); name one of them")
     raise UserError(
-        f"{path} is in no layout that is read: veRL, SkyRL, slime, RLinf, prime-rl "
-        "(docs/checkpoints.md shows the files of each)"
+        f"{path} has no supported layout (veRL, SkyRL, slime, RLinf, prime-rl); "
+        "docs/checkpoints.md shows the files of each"
     )
 
 
 def stored_safetensors(directory: Path, stem: str = "model") -> dict[str, Stored]:
-    """The weights of a Hugging Face directory; none where it has no such files."""
+    """The weights of a Hugging Face directory; empty if it has no such files."""
     weights: dict[str, Stored] = {}
     for path in sorted(directory.glob(f"{stem}*.safetensors")):
         try:
@@ -130,14 +130,14 @@ def stored_safetensors(directory: Path, stem: str = "model") -> dict[str, Stored
 
 
 def _read_rows(path: Path, name: str, first: int, end: int) -> Tensor:
-    # Opened anew each time: what has been read of an open file stays in memory.
+    # Reopened each time, because what was read from an open file stays in memory.
     with safe_open(path, framework="pt") as file:
         part = file.get_slice(name)
         return part[first:end] if part.get_shape() else file.get_tensor(name)
 
 
 def _read(root: Path) -> Weights | None:
-    """The weights in a directory, None where it holds none in a known layout."""
+    """The weights in a directory; None if it has none in a known layout."""
     if paths := rank_files(root):
         return read_rank_files(paths)
     for place in ("model/huggingface", "."):
@@ -150,18 +150,18 @@ def _read(root: Path) -> Weights | None:
         if (root / place / METADATA).is_file():
             return read_distributed(root / place)
         if any((root / place).glob("*.distcp")):
-            raise UserError(f"{root / place / METADATA} is missing: the checkpoint is not whole")
+            raise UserError(f"{root / place / METADATA} is missing: the checkpoint is incomplete")
     if files := megatron_ranks(root):
         return read_megatron_ranks(files)
     return None
 
 
 def _state_dict(path: Path) -> Weights:
-    """The weights of a whole state dict, which may lie in a dictionary of several things."""
+    """The weights of a whole state dict, which may be nested in another dictionary."""
     found = load_torch_file(Span(path))
     while isinstance(found, dict):
         weights = {name: each for name, each in found.items() if isinstance(each, Stored)}
         if weights:
             return weights
         found = next((found[key] for key in _STATE_KEYS if key in found), None)
-    raise UserError(f"{path} holds no weights by name")
+    raise UserError(f"{path} has no named weights")

@@ -1,8 +1,8 @@
-"""A tensor of a checkpoint that is still on the disk, and how such tensors are put together.
+"""Tensors of a checkpoint that are still on disk, and operations to combine them.
 
-Everything that reads a layout gives these, so a model of any size is read one tensor at a time. A
-tensor can be read in part, by rows of its first dimension, so that a stack of layers is never held
-whole. Nothing here knows a file format.
+All layouts return these, so a model of any size is read one tensor at a time. A tensor can be read
+in part, by rows of its first dimension, so that a stack of layers is never in memory as a whole.
+Nothing here depends on a file format.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor that can be read: ``read_rows(first, end)`` gives rows of its first dimension.
+    """A tensor on disk: ``read_rows(first, end)`` returns rows of its first dimension.
 
-    ``read_rows`` raises ``UserError`` where the file is damaged. A tensor without dimensions has
-    one row.
+    ``read_rows`` raises ``UserError`` if the file is damaged. A tensor without dimensions has one
+    row.
     """
 
     shape: Shape
@@ -33,7 +33,7 @@ class Stored:
     read_rows: Callable[[int, int], Tensor]
 
     def read(self) -> Tensor:
-        """The whole tensor."""
+        """Reads the whole tensor."""
         return self.read_rows(0, self.num_rows)
 
     @property
@@ -50,20 +50,20 @@ Weights = Mapping[str, Stored]
 
 
 def held(tensor: Tensor) -> Stored:
-    """A tensor in memory, as if it were stored."""
+    """Wraps a tensor in memory as a stored one."""
     tensor = tensor.detach()
     return Stored(tuple(tensor.shape), tensor.dtype, lambda first, end: tensor[first:end])
 
 
 def cast(stored: Stored, dtype: torch.dtype) -> Stored:
-    """A tensor in another type, in which it is read; integers stay as they are."""
+    """A tensor that is converted to ``dtype`` when read; integers are left unchanged."""
     if not stored.dtype.is_floating_point or stored.dtype == dtype:
         return stored
     return Stored(stored.shape, dtype, lambda *rows: stored.read_rows(*rows).to(dtype))
 
 
 def finite(stored: Stored, name: str, where: object) -> Stored:
-    """A tensor whose numbers are checked as they are read; raises ``UserError`` with its name."""
+    """A tensor that raises ``UserError`` with its name if what is read is not finite."""
 
     def read_rows(first: int, end: int) -> Tensor:
         rows = stored.read_rows(first, end)
@@ -81,7 +81,7 @@ def rows_of(whole: Stored, first: int, end: int) -> Stored:
 
 
 def row_of(whole: Stored, index: int) -> Stored:
-    """One row of a tensor, which has a dimension less."""
+    """One row of a tensor, with one dimension less."""
 
     def read_rows(first: int, end: int) -> Tensor:
         row = whole.read_rows(index, index + 1)[0]
@@ -91,12 +91,12 @@ def row_of(whole: Stored, index: int) -> Stored:
 
 
 def reshaped(whole: Stored, shape: Shape, change: Callable[[Tensor], Tensor]) -> Stored:
-    """What ``change`` makes of the whole tensor; it is read whole, whatever is asked for."""
+    """``change`` applied to a tensor, which is always read whole."""
     return Stored(shape, whole.dtype, lambda first, end: change(whole.read())[first:end])
 
 
 def joined(parts: Sequence[Stored], dim: int) -> Stored:
-    """Parts laid end to end along a dimension; all are of one kind and fit each other."""
+    """Concatenates parts of matching shapes and the same dtype along a dimension."""
     if len(parts) == 1:
         return parts[0]
     size = sum(part.shape[dim] for part in parts)
@@ -111,7 +111,7 @@ def joined(parts: Sequence[Stored], dim: int) -> Stored:
 def pieced_together(
     shape: Shape, dtype: torch.dtype, pieces: Sequence[tuple[Shape, Stored]]
 ) -> Stored:
-    """A tensor of pieces that lie at given offsets; the caller knows that they cover it."""
+    """A tensor assembled from pieces at given offsets, which must cover it."""
     return Stored(shape, dtype, partial(_read_pieces, shape, dtype, tuple(pieces)))
 
 

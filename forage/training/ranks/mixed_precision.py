@@ -1,9 +1,9 @@
-"""Products in bfloat16 over float32 weights: small updates are kept, and the arithmetic is fast.
+"""Computes products in bfloat16 with float32 weights: fast, without losing small updates.
 
-What torch's autocast does, put around the model itself, so that the trainer and the engine in this
-process compute the same: https://arxiv.org/abs/1710.03740, section 3.1 (master weights). Where no
-gradient is wanted, the weights' copies in bfloat16 are kept until an optimizer step changes them;
-autocast alone would make them anew for every sampled token.
+It applies torch's autocast to the model itself, so that the trainer and the in-process engine
+compute the same: https://arxiv.org/abs/1710.03740, section 3.1 (master weights). Without gradients,
+the bfloat16 copies of the weights are cached until an optimizer step changes them; plain autocast
+would recreate them for every sampled token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 
 def compute_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Make the body and the head of ``model`` multiply in ``dtype``; norms and sums stay."""
+    """Makes the body and head of ``model`` compute products, not norms and sums, in ``dtype``."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             setattr(module, "forward", _CastLinear(module, dtype))  # noqa: B010 # no method
@@ -31,7 +31,7 @@ def compute_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 class _CastLinear:
-    """The forward of a linear layer, whose cast weight is kept while the weight is the same."""
+    """A linear layer's forward that caches the cast weight until the weight changes."""
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
         self._layer, self._dtype = layer, dtype
@@ -48,12 +48,12 @@ class _CastLinear:
         return linear(inputs, weight, self._layer.bias)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _CastLinear:
-        """A copy's own layer, and no copy of what is kept."""
+        """Copies the layer, without the cached weight."""
         return _CastLinear(copy.deepcopy(self._layer, memo), self._dtype)
 
 
 class _WithinAutocast:
-    """A forward under autocast; an object and no function, so that a copied model calls its own."""
+    """A forward under autocast; an object, so that a copied model calls its own forward."""
 
     def __init__(self, forward: Callable[..., Any], kind: str, dtype: torch.dtype) -> None:
         self._forward, self._kind, self._dtype = forward, kind, dtype

@@ -1,9 +1,9 @@
-"""Ranks as processes of this machine: each holds one object, and every call goes to all of them.
+"""Runs ranks as processes on this machine: each holds one object, and every call goes to all.
 
-The driver starts them, hands each call to all, and takes the answer of rank 0. They find each other
-through a store in the driver. A rank that fails or dies ends all of them: the others may wait for
-it in the middle of a sum. What the objects are is their maker's business. ``cluster/`` has ranks on
-several machines, which join, answer and fail by the same functions.
+The driver starts them, sends each call to all, and returns rank 0's result. They find each other
+through a store in the driver. A rank that fails or dies ends all of them, because the others may be
+waiting for it in a collective. ``cluster/`` has ranks on several machines, which join, reply and
+fail through the same functions.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ _GRACE_S = 5.0
 
 
 class RankDiedError(PartLostError):
-    """A rank's process is gone, or gave up waiting for another."""
+    """A rank's process is gone, or timed out waiting for another."""
 
 
 class RankGroup(Protocol):
-    """Ranks that each hold an object."""
+    """A group of ranks that each hold an object."""
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of every rank's object; the answer of rank 0. Raises what a rank raises."""
+        """Calls a method on every rank; returns rank 0's result. Raises what a rank raises."""
         ...
 
     def close(self) -> None:
-        """End the ranks."""
+        """Ends the ranks."""
         ...
 
 
 StartRanks = Callable[[int, Callable[[], object], str, float], RankGroup]
-"""Starts so many ranks; what they make, the type of their device, and how long they wait."""
+"""Starts ranks; takes their number, what each creates, the device type and the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank stands, and where the ranks meet: a store in the driver."""
+    """A rank's position and device, and the address of the driver's store."""
 
     rank: int
     num_ranks: int
-    num_beside: int
-    """Ranks on its machine, itself among them: they share its cores."""
+    num_on_machine: int
+    """Ranks on its machine, including itself, which share its cores."""
     host: str
     port: int
     device_type: str
@@ -78,9 +78,9 @@ class RankProcesses:
     def __init__(
         self, num_ranks: int, make: Callable[[], object], device_type: str, timeout_s: float
     ) -> None:
-        """Start them; each calls ``make``, which must be picklable, and raises what it raises.
+        """Starts the ranks; each calls ``make``, which must be picklable. Raises what it raises.
 
-        A rank that waits for another longer than ``timeout_s`` gives up.
+        A rank that waits longer than ``timeout_s`` for another gives up.
         """
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__, "transformers"])  # imported once for all ranks
@@ -103,7 +103,7 @@ class RankProcesses:
         self._answer()
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of every rank's object; the answer of rank 0. Raises what a rank raises."""
+        """Calls a method on every rank; returns rank 0's result. Raises what a rank raises."""
         if not self._processes:
             raise RankDiedError("the ranks have ended")
         message = pickle.dumps((method, arguments), protocol=pickle.HIGHEST_PROTOCOL)
@@ -116,7 +116,7 @@ class RankProcesses:
         return self._answer()
 
     def close(self) -> None:
-        """End the processes, also those that wait for one that is gone."""
+        """Ends the processes, including those that wait for one that is gone."""
         for each in self._connections:
             each.close()
         for process in self._processes:
@@ -129,7 +129,7 @@ class RankProcesses:
     _is_stuck = False
 
     def _answer(self) -> Any:
-        """Wait for every rank; the first error that is not of one waiting for another is raised."""
+        """Waits for all ranks; raises the first error not caused by another rank's death."""
         waiting = dict(zip(self._connections, range(len(self._connections)), strict=True))
         first: Any = None
         while waiting:
@@ -142,7 +142,7 @@ class RankProcesses:
                     self._end()
                     raise RankDiedError(f"rank {rank} has died") from error
                 if not is_right:
-                    if isinstance(answer, RankDiedError):  # who died says so soon
+                    if isinstance(answer, RankDiedError):  # the death of the other rank shows soon
                         connection.wait([each.sentinel for each in self._processes], _GRACE_S)
                         dead = [r for r, each in enumerate(self._processes) if each.exitcode]
                         answer = RankDiedError(f"rank {dead[0]} has died") if dead else answer
@@ -158,9 +158,9 @@ class RankProcesses:
 
 
 def _serve(driver: connection.Connection, make: Callable[[], object], place: RankPlace) -> None:
-    """A rank's life: join the group, make the object, answer calls until the driver is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it, and ends its ranks
-    die_with_parent()  # a rank that waits for others hears nothing of a driver that was killed
+    """Runs a rank: joins the group, creates the object, serves calls until the driver is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles it, and ends its ranks
+    die_with_parent()  # a rank waiting in a collective would not notice a killed driver
     with suppress(EOFError, OSError):
         made: list[object] = []
 
@@ -175,8 +175,8 @@ def _serve(driver: connection.Connection, make: Callable[[], object], place: Ran
 
 
 def open_store(host: str) -> TCPStore:
-    """Where the ranks meet: at ``host`` alone, on any free port."""
-    listener = bind_port(host, 0)  # the store by itself would listen at every address
+    """Starts the store for the ranks' rendezvous, at ``host`` only, on a free port."""
+    listener = bind_port(host, 0)  # by default the store would listen on every address
     return TCPStore(
         *(host, listener.getsockname()[1]),
         is_master=True,
@@ -186,9 +186,9 @@ def open_store(host: str) -> TCPStore:
 
 
 def answer_of(work: Callable[..., object], *arguments: object) -> bytes:
-    """Pickled: (True, what ``work`` returns to rank 0), or (False, the error that it raises).
+    """Runs ``work``; returns (True, rank 0's result) or (False, the error), pickled.
 
-    The error has its traceback as a note. One of waiting in vain is a ``RankDiedError``.
+    The error has its traceback as a note. A timeout in a collective becomes a ``RankDiedError``.
     """
     is_right = True
     try:
@@ -198,30 +198,30 @@ def answer_of(work: Callable[..., object], *arguments: object) -> bytes:
 
         if isinstance(error, dist.DistError) or "gloo" in str(error):
             who = f"rank {dist.get_rank()}" if dist.is_initialized() else "a rank"
-            error = RankDiedError(f"{who} waited in vain for another: {error}")
+            error = RankDiedError(f"{who} timed out waiting for another: {error}")
         error.add_note("".join(traceback.format_exception(error)))
         is_right, answer = False, error
     rank = dist.get_rank() if dist.is_initialized() else 0
     try:
         return pickle.dumps((is_right, answer if rank == 0 or not is_right else None))
-    except Exception as error:  # an error that does not survive pickling is told in words
+    except Exception as error:  # an error that cannot be pickled is sent as text
         return pickle.dumps((False, RuntimeError(f"rank {rank}: {answer!r} ({error})")))
 
 
 def join_group(place: RankPlace) -> None:
-    """Make this process a rank of torch's default process group."""
-    # It warns of each weight that is cut by two meshes; that is what was asked for.
+    """Makes this process a rank of torch's default process group."""
+    # torch warns about each weight sharded by two meshes, which is intended here.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    compute_with(max(1, num_cores() // place.num_beside))
+    compute_with(max(1, num_cores() // place.num_on_machine))
     if place.device_type != "cpu":
-        if (there := torch.cuda.device_count()) <= place.device_index:
+        if (num_gpus := torch.cuda.device_count()) <= place.device_index:
             raise UserError(
-                f"model.device is {place.device_type}, and torch sees {there} GPUs where rank "
-                f"{place.rank} is to compute on number {place.device_index}: set "
-                "placement.gpus_per_node, or placement.trainer.num_ranks, to what is there"
+                f"model.device is {place.device_type}, but torch sees {num_gpus} GPUs and rank "
+                f"{place.rank} needs GPU {place.device_index}: lower placement.gpus_per_node or "
+                "placement.trainer.num_ranks to the number of GPUs"
             )
         torch.cuda.set_device(place.device_index)
-    # gloo listens at what the machine's name means, often an address of loopback's.
+    # By default gloo listens at the address of the machine's name, often loopback.
     interface = interface_of(address_towards(place.host, place.port))
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

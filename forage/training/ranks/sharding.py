@@ -1,18 +1,18 @@
-"""Ranks: processes that hold a part of the weights each, and compute a gradient together.
+"""Shards a model over ranks, which each hold part of the weights and compute a gradient together.
 
-Weights, gradients and optimizer states are cut over ranks by torch's FSDP2, block by block, and
-gathered for the time that a block computes; tensor and sequence parallelism compose with it. A rank
-is handed the whole batch and takes its own micro-batches of it by a rule that all ranks know. The
-loss divides by the batch's global counts, so gradients are summed and never averaged.
+torch's FSDP2 shards weights, gradients and optimizer states over ranks, block by block, and gathers
+a block's weights while it computes; tensor and sequence parallelism compose with it. Every rank
+gets the whole batch and selects its own micro-batches by a rule that all ranks know. The loss
+divides by the batch's global counts, so gradients are summed, never averaged.
 
-How 8 ranks stand with 2 replicas, sequences cut over 2 and matrices over 2 (the last moves first)::
+The layout of 8 ranks with 2 replicas and sequences and matrices sharded over 2 (fastest last)::
 
     rank       0 1 2 3   4 5 6 7
     replica    0 0 0 0   1 1 1 1
     sequence   0 0 1 1   0 0 1 1
     matrix     0 1 0 1   0 1 0 1
 
-Ranks that differ in sequence and matrix alone compute the same micro-batch.
+Ranks that differ only in sequence and matrix compute the same micro-batch.
 """
 
 from __future__ import annotations
@@ -51,32 +51,32 @@ from forage.training.ranks.ulysses import SequenceRanks, check_heads, check_not_
 T = TypeVar("T")
 
 _WRITING_PATIENCE = timedelta(hours=2)
-"""A disk may be slow; of a rank that dies the others hear at once."""
+"""The timeout of writing: a disk may be slow, and a rank's death is noticed at once anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among the ranks of a trainer: what it holds, and what it computes."""
+    """This process's view of a trainer's ranks: its groups and what it computes."""
 
     placement: TrainerPlacement
     shard_mesh: DeviceMesh
-    """The ranks that weights are cut over; two dimensions, the first of them replicas, or one."""
+    """The ranks that weights are sharded over; with replicas, those are the first dimension."""
     tensor_mesh: DeviceMesh | None
     sequence_ranks: SequenceRanks | None
     data_group: dist.ProcessGroup
-    """Ranks that compute different micro-batches, this one among them."""
+    """The ranks that compute different micro-batches, including this one."""
     data_rank: int
     num_data_ranks: int
     writing_group: dist.ProcessGroup
-    """All ranks, for what they write together while they learn: its sums are of the CPU."""
+    """All ranks, for writing together during training; its collectives run on the CPU."""
     device: torch.device
-    """What this rank computes on."""
+    """The device that this rank computes on."""
     cost_of: CostOf
-    """What a sequence of so many tokens costs to learn."""
+    """The cost of training on a sequence of a given number of tokens."""
 
     @staticmethod
     def join(placement: TrainerPlacement, device_type: str, cost_of: CostOf) -> Ranks:
-        """The groups of this rank; torch's default process group is there already."""
+        """Creates this rank's groups; torch's default process group must exist."""
         num_ranks, replicas = dist.get_world_size(), placement.replicas
         sequence, tensor = placement.sequence_parallel, placement.tensor_parallel
         data = num_ranks // (sequence * tensor)
@@ -91,7 +91,9 @@ class Ranks:
         )
         patience = timedelta(seconds=placement.timeout_s)
         for group in (*by_work.get_all_groups(), *by_weights.get_all_groups()):
-            _set_pg_timeout(patience, group)  # a mesh gives its groups torch's own half an hour
+            _set_pg_timeout(
+                patience, group
+            )  # a mesh gives its groups torch's default, half an hour
         rows_group = by_work["sequence"].get_group()
         return Ranks(
             placement=placement,
@@ -111,9 +113,9 @@ class Ranks:
         )
 
     def shard(self, root: nn.Module, base: PreTrainedModel, is_offloaded: bool = False) -> None:
-        """Cut the weights of ``root`` over the ranks, in place; raises ``UserError``.
+        """Shards the weights of ``root`` over the ranks, in place; raises ``UserError``.
 
-        ``base`` is the model inside it, and ``root``'s forward is all that is ever called.
+        ``base`` is the model inside ``root``, whose forward is the only one that may be called.
         """
         check_fits(base, self.placement)
         blocks = base.base_model.layers
@@ -126,11 +128,11 @@ class Ranks:
         pin = self.shard_mesh.device_type != "cpu"
         offload = CPUOffloadPolicy(pin_memory=pin) if is_offloaded else OffloadPolicy()
         for module in (*blocks, root):
-            materialize(module)  # whole for this moment, and no more than this module
+            materialize(module)  # only this module is whole, and only until it is sharded
             if module is not root and self.tensor_mesh is not None:
                 cut_block(module, self.tensor_mesh)
-            # Also the root's weights are let go of after a forward pass: no forward pass may find
-            # weights that were gathered before the last update.
+            # Reshard the root's weights too, so that no forward pass uses weights gathered before
+            # the last update.
             fully_shard(
                 module,
                 mesh=self.shard_mesh,
@@ -139,7 +141,7 @@ class Ranks:
                 offload_policy=offload,
             )
         for module in root.modules():
-            if isinstance(module, FSDPModule):  # each has a factor: the root's reaches no block
+            if isinstance(module, FSDPModule):  # the root's factor does not apply to blocks
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
@@ -149,13 +151,13 @@ class Ranks:
         rows: Sequence[Rows],
         loss_of: Callable[[Rows], tuple[Tensor, T]],
     ) -> list[tuple[float, T]]:
-        """Set each rank's part of the gradient; the values and reports of all micro-batches.
+        """Computes each rank's part of the gradient; returns all micro-batches' losses and reports.
 
-        They come in the order of ``rows``, on every rank the same.
+        They are in the order of ``rows`` and the same on every rank.
         """
         for parameter in root.parameters():
             parameter.grad = None
-        assert isinstance(root, FSDPModule), "the weights are cut over ranks"
+        assert isinstance(root, FSDPModule), "the weights are sharded"
         mine = self._deal(rows)
         results: dict[int, tuple[float, T]] = {}
         for number, index in enumerate(mine):
@@ -168,7 +170,7 @@ class Ranks:
         return self._gather(results)
 
     def evaluate(self, rows: Sequence[Rows], run: Callable[[Rows], Tensor]) -> list[Tensor]:
-        """``run`` on all micro-batches without gradients, in order, on every rank the same."""
+        """Results of ``run`` on all micro-batches, without gradients; the same on every rank."""
         results: dict[int, Tensor] = {}
         with torch.no_grad():
             for index in self._deal(rows):
@@ -178,11 +180,11 @@ class Ranks:
         return self._gather(results)
 
     def clip(self, root: nn.Module, max_norm: float) -> float:
-        """Scale the gradient to ``max_norm`` at most; returns its norm before, over all ranks.
+        """Clips the gradient's norm to ``max_norm``; returns the norm over all ranks before that.
 
-        Weights lie on several meshes, over which torch cannot add up in one go. Here each number
-        is counted on one rank, and one sum goes over all ranks, so that all of them scale by the
-        same factor to the last bit.
+        Weights are on several meshes, which torch cannot sum over at once. Here each element is
+        counted on one rank, and one sum runs over all ranks, so that all scale by the same factor
+        to the last bit.
         """
         gradients = [weight.grad for weight in root.parameters()]
         parts = [each for each in gradients if isinstance(each, DTensor)]
@@ -190,13 +192,13 @@ class Ranks:
         total = nn.utils.get_total_norm(counted).double().square().cpu().reshape(1)
         dist.all_reduce(total)
         norm = total.sqrt().item()
-        factor = min(1.0, max_norm / (norm + 1e-6))  # as torch has it
+        factor = min(1.0, max_norm / (norm + 1e-6))  # as in torch
         for each in parts:
             each.to_local().mul_(factor)
         return norm
 
     def is_first_with(self, tensor: Tensor) -> bool:
-        """Whether this rank is the first of those that hold the same part of a tensor."""
+        """Whether this rank is the first of those with the same part of a tensor."""
         if not isinstance(tensor, DTensor):
             return dist.get_rank() == 0
         mesh = tensor.device_mesh
@@ -215,7 +217,7 @@ class Ranks:
         return deal(costs, self.data_rank, self.num_data_ranks)
 
     def _gather(self, results: dict[int, T]) -> list[T]:
-        """What all ranks have computed, by the index of the micro-batch."""
+        """Collects all ranks' results, in order of micro-batches."""
         parts: list[dict[int, T]] = [{} for _ in range(self.num_data_ranks)]
         on_cpu = tree_map_only(Tensor, lambda each: each.cpu(), results)
         dist.all_gather_object(parts, on_cpu, group=self.data_group)
@@ -225,15 +227,15 @@ class Ranks:
 
 def _new_group_of_all() -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=_WRITING_PATIENCE)
-    assert isinstance(group, dist.ProcessGroup), "this rank is in the group of all"
+    assert isinstance(group, dist.ProcessGroup), "this rank is in the group of all ranks"
     return group
 
 
 def deal(costs: Sequence[float], rank: int, num_ranks: int) -> list[int | None]:
-    """The micro-batches of a rank, by index; None is an empty one, to keep in step.
+    """The indices of a rank's micro-batches; None is an empty one, to keep ranks in step.
 
-    Ranks gather a block's weights together, so the slowest sets the pace of each round: the
-    dearest micro-batches share the first round, and so on.
+    Ranks gather a block's weights together, so the slowest determines each round's time. The most
+    expensive micro-batches therefore share the first round, and so on.
     """
     by_cost = sorted(range(len(costs)), key=lambda i: -costs[i])
     places = [start + rank for start in range(0, len(by_cost), num_ranks)]
@@ -241,7 +243,7 @@ def deal(costs: Sequence[float], rank: int, num_ranks: int) -> list[int | None]:
 
 
 def check_fits(base: PreTrainedModel, placement: TrainerPlacement) -> None:
-    """Raise ``UserError`` if the model's heads or tokens cannot be cut as ``placement`` says."""
+    """Raises ``UserError`` if the model cannot be sharded as ``placement`` says."""
     tensor, sequence = placement.tensor_parallel, placement.sequence_parallel
     if tensor > 1:
         check_divisible(base, tensor, "placement.trainer.tensor_parallel")
@@ -252,23 +254,23 @@ def check_fits(base: PreTrainedModel, placement: TrainerPlacement) -> None:
 
 
 def gathered(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each learnt weight whole; every rank must go through all of them, in this order."""
+    """Yields each trained weight gathered; every rank must iterate over all of them, in order."""
     for name, weight in root.named_parameters():
         if weight.requires_grad:
             yield name, whole(weight.detach())
 
 
 def piece_of(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
-    """The part of a tensor that this process holds, and the indices at which it begins."""
+    """The start indices and values of the part of a tensor that this process holds."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.ndim, tensor
-    chunks = tensor.__create_chunk_list__()  # what a distributed checkpoint asks for
+    chunks = tensor.__create_chunk_list__()  # the method that distributed checkpoints use
     starts = tuple(chunks[0].offsets) if chunks else (0,) * tensor.ndim
     return starts, tensor.to_local()
 
 
 def part_of(value: Tensor, weight: Tensor) -> Tensor:
-    """This rank's part of ``value``, which is whole, as ``weight`` is cut."""
+    """This rank's part of the whole tensor ``value``, sharded like ``weight``."""
     value = value.to(weight.device)
     if not isinstance(weight, DTensor):
         return value
@@ -276,12 +278,12 @@ def part_of(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be cut over ranks; they must all ask for it.
+    """Gathers a tensor that may be sharded over ranks; all ranks must call this.
 
-    A part that rests in host memory goes to its rank's GPU first, for that is where NCCL gathers.
+    A part in host memory is moved to its rank's GPU first, because NCCL gathers there.
     """
     if not isinstance(tensor, DTensor):
         return tensor
-    there = tensor.to(tensor.device_mesh.device_type)
-    assert isinstance(there, DTensor), "a part stays a part where it goes"
-    return there.full_tensor()
+    moved = tensor.to(tensor.device_mesh.device_type)
+    assert isinstance(moved, DTensor), "moving a DTensor gives a DTensor"
+    return moved.full_tensor()

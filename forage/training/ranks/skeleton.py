@@ -1,9 +1,9 @@
-"""A model whose weights are still in their files: it knows their names and shapes, and reads later.
+"""Loads a model without its weights, which are read from their files later.
 
-Ranks keep a part of each weight. A rank that loaded its models whole would need as many whole
-copies on a machine as it has GPUs; so the modules come first, on torch's meta device, and the
-weights of a block are read when that block is cut (``sharding.py``). The driver of ranks, which
-computes nothing where servers sample, never reads them at all.
+Ranks hold a part of each weight. If each rank loaded whole models, a machine would need one copy
+per GPU. Therefore the modules are created on torch's meta device, and a block's weights are read
+when that block is sharded (``sharding.py``). If servers sample, the driver computes nothing and
+never reads them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from forage.training.layouts.stored import Stored, Weights, cast, held
 
 _STORED = "forage_stored"
 _OLD_BUFFER = r"rotary_emb\.inv_freq"
-"""Older files hold it; transformers computes it."""
+"""A buffer in older files, which transformers now computes."""
 _FILES = ("*.json", "model*.safetensors")
 
 
 def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
-    """The model of a directory or hub id without its weights, to be read by ``materialize``.
+    """The model of a directory or hub id without its weights, which ``materialize`` reads.
 
-    None where its files do not hold exactly the weights that the model has (another format,
-    adapters, experts that transformers puts together, too few or too many): such a model has to be
-    loaded whole, which also says what is wrong.
+    None if its files do not have exactly the model's weights (another format, adapters, experts
+    that transformers fuses, missing or extra weights). Such a model must be loaded whole, which
+    also reports what is wrong.
     """
     directory = directory_of(path)
     weights = stored_safetensors(directory) if directory is not None else {}
@@ -56,7 +56,7 @@ def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
 
 
 def materialize(root: nn.Module) -> None:
-    """Read the weights of ``root`` that are still in their files, in place; tied ones stay tied."""
+    """Reads the missing weights of ``root`` from their files, in place; tied ones stay tied."""
     read: dict[int, nn.Parameter] = {}
     for module in root.modules():
         stored: dict[str, Stored] = vars(module).get(_STORED, {})
@@ -70,9 +70,9 @@ def materialize(root: nn.Module) -> None:
 
 
 def stored_weights(model: PreTrainedModel) -> Weights:
-    """What a file of ``model`` has to hold, each in its type there, as it is read when asked for.
+    """The tensors that a file of ``model`` must contain, in the model's dtypes, read on demand.
 
-    What is in memory is given from there. Tied weights are given once.
+    Tensors in memory are taken from there. Tied weights appear once.
     """
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     in_files = {
@@ -89,9 +89,9 @@ def stored_weights(model: PreTrainedModel) -> Weights:
 
 @contextmanager
 def as_if_read(model: nn.Module) -> Iterator[None]:
-    """Meanwhile weights that were not read lie on the CPU, in no memory and without a value.
+    """Inside the context, unread weights appear to be on the CPU, without using memory.
 
-    peft puts adapters where it finds the weights that they belong to.
+    peft creates adapters on the device of the weights that they belong to.
     """
     missing = [
         (module, key, weight)
@@ -107,26 +107,26 @@ def as_if_read(model: nn.Module) -> Iterator[None]:
     finally:
         for module, key, weight in missing:
             blank = module._parameters[key]
-            assert blank is not None, "it was put there above"
+            assert blank is not None, "it was set above"
             weight.requires_grad_(blank.requires_grad)
             module._parameters[key] = weight
 
 
 def without_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """The same modules, whose weights are let go of, or never read: names and shapes stay."""
+    """Drops the model's weights; names and shapes stay."""
     return model.to(torch.device("meta"))  # pyright: ignore[reportArgumentType]  # its decorator
 
 
 def is_skeleton(model: nn.Module) -> bool:
-    """Whether weights of ``model`` are still in their files."""
+    """Whether some weights of ``model`` have not been read."""
     return any(weight.is_meta for weight in model.parameters())
 
 
 def _holds(weights: Weights, model: PreTrainedModel) -> bool:
-    """Whether files hold each weight of ``model`` as it is there, and no other tensor of it.
+    """Whether files have every weight of ``model`` in its shape, and no other tensor of it.
 
-    A tied weight may be there twice, if both are the same; what else the model remembers (a
-    persistent buffer) is read by nobody here. Names that transformers skips may be there, too.
+    A tied weight may appear twice if both are equal. Another tensor, such as a persistent buffer,
+    would not be read here. Names that transformers skips are allowed.
     """
     own = dict(model.named_parameters())
     for name, weight in own.items():
@@ -147,17 +147,17 @@ def _holds(weights: Weights, model: PreTrainedModel) -> bool:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Meanwhile new parameters take no memory; buffers, which no file holds, are computed."""
+    """Inside the context, new parameters use no memory; buffers, which are not in files, do."""
 
     thread = threading.get_ident()
 
     def move(module: nn.Module, name: str, weight: Tensor | None) -> nn.Parameter | None:
-        is_another = threading.get_ident() != thread  # the hook is that of all modules
-        if is_another or weight is None or weight.is_meta:  # a tied one stays the same object
+        is_another = threading.get_ident() != thread  # the hook applies to all threads
+        if is_another or weight is None or weight.is_meta:  # a tied weight stays the same object
             return None
         return nn.Parameter(weight.detach().to("meta"), requires_grad=weight.requires_grad)
 
-    # Its annotation leaves out that a hook may give another parameter.
+    # Its annotation omits that a hook may return another parameter.
     hook = register_module_parameter_registration_hook(move)  # pyright: ignore[reportArgumentType]
     try:
         yield
@@ -166,7 +166,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def directory_of(path: str, may_fetch: bool = True) -> Path | None:
-    """Where the files of a model are, fetched from the hub if need be; None if they cannot be."""
+    """The directory of a model's files, downloaded if necessary; None if that fails."""
     if Path(path).is_dir():
         return Path(path)
     from huggingface_hub import snapshot_download
@@ -174,6 +174,6 @@ def directory_of(path: str, may_fetch: bool = True) -> Path | None:
     is_local = not may_fetch or only_downloaded(path)
     try:
         found = snapshot_download(path, allow_patterns=list(_FILES), local_files_only=is_local)
-    except Exception:  # of many kinds; whoever loads it whole says what is wrong
+    except Exception:  # many kinds; loading the whole model reports what is wrong
         return None
     return Path(found)

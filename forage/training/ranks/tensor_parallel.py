@@ -1,9 +1,9 @@
-"""Tensor parallelism: the matrices of each block cut over ranks, by a plan of its layers' names.
+"""Tensor parallelism: shards the matrices of each block over ranks, by the names of its layers.
 
-Queries, keys, values, gate and up are cut by their outputs, the two that follow by their inputs, so
+Queries, keys, values, gate and up are sharded by outputs, the two layers that follow by inputs, so
 that a block sums over ranks twice (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3).
-Qwen2, Qwen3 and Llama name their layers alike. Norms, embeddings and the head stay whole on every
-rank. Beside a cut layer its adapters (LoRA) are cut on the same side.
+Qwen2, Qwen3 and Llama use the same layer names. Norms, embeddings and the head stay whole on every
+rank. The adapters (LoRA) of a sharded layer are sharded on the same side.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KNOWN = ("qwen2", "qwen3", "llama")
 
 
 def check_divisible(model: PreTrainedModel, num_ranks: int, key: str) -> None:
-    """Raise ``UserError`` where the matrices of ``model`` cannot be cut over so many ranks."""
+    """Raises ``UserError`` if the matrices of ``model`` cannot be sharded over ``num_ranks``."""
     config = model.config
     check_type(config.model_type, num_ranks, key)
     names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -39,16 +39,16 @@ def check_divisible(model: PreTrainedModel, num_ranks: int, key: str) -> None:
 
 
 def check_type(model_type: str, num_ranks: int, key: str) -> None:
-    """Raise ``UserError`` where matrices are to be cut and no plan names the layers of the type."""
+    """Raises ``UserError`` if there is no sharding plan for the model type."""
     if num_ranks > 1 and model_type not in KNOWN:
         raise UserError(
-            f"{key} is {num_ranks}, and there is no plan for a model of the type {model_type} "
-            f"(there is one for {', '.join(KNOWN)}): set it to 1"
+            f"{key} is {num_ranks}, but models of the type {model_type} cannot be sharded (only "
+            f"{', '.join(KNOWN)}): set it to 1"
         )
 
 
 def check_counts(counts: Mapping[str, int], num_ranks: int, key: str) -> None:
-    """Raise ``UserError`` where so many ranks do not divide one of a model's numbers, by name."""
+    """Raises ``UserError`` naming the first size that ``num_ranks`` does not divide."""
     for name, count in counts.items():
         if count % num_ranks:
             raise UserError(
@@ -58,7 +58,7 @@ def check_counts(counts: Mapping[str, int], num_ranks: int, key: str) -> None:
 
 
 def cut_block(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Cut the linear layers of a transformer block over the ranks of ``mesh``, in place."""
+    """Shards the linear layers of a transformer block over the ranks of ``mesh``, in place."""
     plan: dict[str, ParallelStyle] = {}
     for name, module in block.named_modules():
         layer = name.rpartition(".")[2]
@@ -67,12 +67,14 @@ def cut_block(block: nn.Module, mesh: DeviceMesh) -> None:
             plan |= {f"{name}{part}": ColwiseParallel() for part in _parts(has_adapter, "lora_B")}
         elif layer in _BY_INPUTS:
             plan |= {f"{name}{part}": RowwiseParallel() for part in _parts(has_adapter, "lora_A")}
-        elif layer in _OF_A_HEAD:  # [1, N, H, D]: the weight is whole, its inputs are cut by heads
+        elif (
+            layer in _OF_A_HEAD
+        ):  # [1, N, H, D]: the weight is whole, its inputs are sharded by heads
             plan[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
-    is_learnt = {name: weight.requires_grad for name, weight in block.named_parameters()}
+    requires_grad = {name: weight.requires_grad for name, weight in block.named_parameters()}
     parallelize_module(block, mesh, plan)
-    for name, weight in block.named_parameters():  # a norm comes back as if it were learnt
-        weight.requires_grad_(is_learnt[name])
+    for name, weight in block.named_parameters():  # parallelize_module sets it for norms
+        weight.requires_grad_(requires_grad[name])
 
 
 def _parts(has_adapter: bool, cut: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""One of the ranks that hold the weights in parts: what its process has, and the driver calls."""
+"""One rank of a sharded trainer: the object in its process, whose methods the driver calls."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from forage.training.trainer import Progress, Trainer
 
 LOG = logging.getLogger(__name__)
 
-MakeBeside = Callable[[Trainer], object]
-"""Makes what is kept beside a rank's trainer: picklable, and the same on all ranks."""
+MakeAttached = Callable[[Trainer], object]
+"""Creates an object from a rank's trainer; must be picklable and the same on all ranks."""
 
 
 class TrainerRank:
-    """One rank: a trainer over its part of the weights. The ranks' methods are called together."""
+    """A trainer over one rank's part of the weights; methods are called on all ranks together."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Load every model and cut it; raises ``UserError``."""
+        """Loads and shards every model; raises ``UserError``."""
         choose_matmul_kernel()
         policy = load_policy(_in_host_memory(config).model, config.seed, in_parts=True)
         trainer = self._trainer = build_trainer(policy, config, config.placement.learning)
         self.prepare, self.unmask_observations = trainer.prepare, trainer.unmask_observations
         self.progress, self.weights_digest = trainer.progress, trainer.weights_digest
-        # A thread begins on the first GPU, and a copy from another would not be waited for.
+        # A thread starts on the first GPU, and would not wait for a copy from another GPU.
         on_gpu = partial(torch.cuda.set_device, trainer.device) if trainer.on_gpu else None
         self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint", on_gpu), Future[None]()
         self._writing.set_result(None)
         self._gathered: Iterator[tuple[str, Tensor]] = iter(())
-        self._beside: object = None
+        self._attached: object = None
         self._takes_turns = config.placement.engine.offload
         self._give_back()
 
     def learn(
         self, batches: Sequence[Batch], rate_factor: float
     ) -> dict[str, float] | FloatingPointError:
-        """As ``Trainer.learn``; a run that diverged is told, not raised, which would end the ranks.
+        """Like ``Trainer.learn``, but returns the error of a diverged run.
 
-        All of them see the same norm, and they are needed where the run goes back.
+        Raising it would end the ranks, which a rollback needs. All ranks see the same norm.
         """
         self._trainer.rate_factor = rate_factor
         try:
@@ -67,22 +67,22 @@ class TrainerRank:
             self._give_back()
 
     def load(self, checkpoint: Path, progress: Progress) -> None:
-        """As ``Trainer.load``."""
+        """Like ``Trainer.load``."""
         self._trainer.load(checkpoint, progress)
         self._give_back()
 
     def text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """As ``Trainer.text_logprobs``."""
+        """Like ``Trainer.text_logprobs``."""
         values = self._trainer.text_logprobs(token_ids)
         self._give_back()
         return values
 
     def write_merged(self, folder: Path) -> OSError | None:
-        """As ``Trainer.write_merged``; a failure of the disk is told, not raised."""
+        """Like ``Trainer.write_merged``, but returns a disk error."""
         return self._failure_of(self._trainer.write_merged, folder)
 
     def write_learnt(self, folder: Path) -> OSError | None:
-        """As ``Trainer.write_learnt``; a failure of the disk is told, not raised."""
+        """Like ``Trainer.write_learnt``, but returns a disk error."""
         return self._failure_of(self._trainer.write_learnt, folder)
 
     def _failure_of(self, write: Callable[[Path], None], folder: Path) -> OSError | None:
@@ -95,11 +95,11 @@ class TrainerRank:
         return None
 
     def begin_writing(self, folder: Path, is_copied: bool) -> None:
-        """Begin this rank's part of a checkpoint, on a thread of its own."""
+        """Starts writing this rank's part of a checkpoint on a separate thread."""
         self._writing = self._writer.submit(self._trainer.writer(folder, is_copied))
 
     def has_written(self) -> bool | OSError:
-        """Whether all ranks have written their parts; a failure of the disk is told, not raised."""
+        """Whether this rank has written its part; returns a disk error."""
         if not self._writing.done():
             return False
         try:
@@ -108,22 +108,22 @@ class TrainerRank:
             return error
         return True
 
-    def put_beside(self, make: MakeBeside) -> None:
-        """Make an object of this rank's weights, and keep it."""
-        self._beside = make(self._trainer)
+    def attach(self, make: MakeAttached) -> None:
+        """Creates an object from this rank's trainer, and keeps it."""
+        self._attached = make(self._trainer)
 
-    def ask_beside(self, method: str, *arguments: object) -> Any:
-        """Call a method of that object."""
-        answer = getattr(self._beside, method)(*arguments)
+    def call_attached(self, method: str, *arguments: object) -> Any:
+        """Calls a method of the attached object."""
+        answer = getattr(self._attached, method)(*arguments)
         self._give_back()
         return answer
 
     def begin_gathering(self) -> None:
-        """The weights that are learnt will be asked for, from the first."""
+        """Starts over with the first trained weight."""
         self._gathered = gathered(self._trainer.model)
 
     def next_bucket(self, num_bytes: int) -> list[tuple[str, Tensor]]:
-        """The next weights, whole, in at least ``num_bytes`` if there are as many; then none."""
+        """Gathers the next weights until they have ``num_bytes``; empty at the end."""
         bucket: list[tuple[str, Tensor]] = []
         for name, weight in self._gathered:
             bucket.append((name, weight.cpu()))
@@ -133,18 +133,18 @@ class TrainerRank:
         return bucket
 
     def _give_back(self) -> None:
-        """Leave to a server beside it what torch keeps of a GPU's memory for later."""
+        """Releases torch's cached GPU memory to a server on the same GPU."""
         if self._takes_turns:
-            torch.cuda.empty_cache()  # nothing is kept of a CPU's
+            torch.cuda.empty_cache()  # does nothing on a CPU
 
 
 def build_trainer(
     model: PreTrainedModel, config: RunConfig, placement: TrainerPlacement | None = None
 ) -> Trainer:
-    """The trainer of a run, with the reference and the critic that its algorithm needs.
+    """Creates a run's trainer, with the reference and critic that its algorithm needs.
 
-    ``placement`` makes it a rank, whose models are read part by part and come onto its device so.
-    Raises ``UserError`` if one of their models cannot be loaded.
+    ``placement`` makes it a rank, whose models are read and moved to its device part by part.
+    Raises ``UserError`` if a model cannot be loaded.
     """
     algorithm, device_type = config.algorithm, torch.device(config.model.device).type
     in_parts = placement is not None
@@ -159,19 +159,19 @@ def build_trainer(
         critic = Critic(base)
     if algorithm.train_observations:
         LOG.warning(
-            "algorithm.train_observations is on: the text of search results is trained as if the "
-            "policy had written it. This is an ablation, to see what masking is good for; leave "
-            "it off to get a policy that is worth having"
+            "algorithm.train_observations is on: the policy is trained on the text of search "
+            "results as if it had written it. This ablation measures the effect of masking; "
+            "leave it off to train a useful policy"
         )
     golden = None
     if algorithm.information_gain is not None:
         golden = GoldenBeliefs(Codec(load_tokenizer(config.model)), algorithm.information_gain)
     cost = None if in_parts else LearningCost.of(config, model)
-    beside = (reference, critic, placement, golden, device_type, cost)
-    return Trainer(model, config.trainer, algorithm, config.rollout.temperature, *beside)
+    rest = (reference, critic, placement, golden, device_type, cost)
+    return Trainer(model, config.trainer, algorithm, config.rollout.temperature, *rest)
 
 
 def _in_host_memory(config: RunConfig) -> RunConfig:
-    """The run with its models on the CPU: a GPU that has room for parts may have none for all."""
+    """The config with models on the CPU, because a GPU may only have room for its parts."""
     model = config.model.model_copy(update={"device": "cpu"})
     return config.model_copy(update={"model": model})

@@ -1,9 +1,9 @@
-"""The trainer of a run: in this process, or as ranks that hold the weights in parts.
+"""Opens a run's trainer: in this process, or as ranks that shard the weights.
 
-The loop holds ``TrainerRanks`` as it would hold a ``Trainer``. Each rank is a process with a
-``Trainer`` that has cut its models; every call goes to all ranks with the whole step, and rank 0
-answers. Ranks read, write and send the weights themselves. The driver has a copy of them only
-where its own engine samples with it, and brings it up to date after a step, while the ranks wait.
+The loop uses ``TrainerRanks`` like a ``Trainer``. Each rank is a process with a ``Trainer`` that
+has sharded its models; every call goes to all ranks with the whole step, and rank 0 replies. Ranks
+read, write and send the weights themselves. The driver has a copy only if its own engine samples
+with it, and updates the copy after each step, while the ranks wait.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from forage.training.checkpoints.saved_weights import restore_model
 from forage.training.model import load_policy
 from forage.training.ranks.rank_processes import RankProcesses, StartRanks
 from forage.training.ranks.skeleton import without_weights
-from forage.training.ranks.trainer_rank import MakeBeside, TrainerRank, build_trainer
+from forage.training.ranks.trainer_rank import MakeAttached, TrainerRank, build_trainer
 from forage.training.sequence_cost import cost_of
 from forage.training.trainer import Progress, Trainer
 
 BUCKET_BYTES = 256 << 20
-"""Weights travel to the driver's copy in buckets of this size, of which it holds one beside it."""
+"""Size of the buckets in which weights are sent to the driver's copy."""
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 2.0
-"""Pauses between questions to ranks whether they have written."""
+"""Pauses between polls of whether the ranks have written."""
 
 
 def _without_functions(config: RunConfig) -> RunConfig:
-    """``config`` without the functions of the caller's, which ranks neither need nor can import."""
+    """``config`` without the caller's own functions, which ranks neither need nor can import."""
     sections = {
         "reward": RewardConfig(),
         "environment": EnvironmentConfig(),
@@ -52,12 +52,12 @@ def _without_functions(config: RunConfig) -> RunConfig:
 
 
 def open_trainer(config: RunConfig, start_ranks: StartRanks = RankProcesses) -> AnyTrainer:
-    """The trainer that ``placement`` asks for: this process, or ranks; raises ``UserError``."""
+    """Opens the trainer of ``placement``, in this process or as ranks; raises ``UserError``."""
     choose_matmul_kernel()
     model = config.model
     if config.placement.num_ranks is None:
         return build_trainer(load_policy(model, config.seed), config)
-    if config.placement.has_server:  # nothing computes with the driver's model: it needs no weights
+    if config.placement.has_server:  # the driver's model computes nothing and needs no weights
         model = model.model_copy(update={"device": "cpu"})
         policy = without_weights(load_policy(model, config.seed, in_parts=True))
     else:
@@ -66,15 +66,15 @@ def open_trainer(config: RunConfig, start_ranks: StartRanks = RankProcesses) -> 
 
 
 class TrainerRanks:
-    """The processes that improve the policy, as one trainer; any thread may call it."""
+    """The ranks as one trainer, callable from any thread."""
 
     def __init__(self, model: PreTrainedModel, config: RunConfig, start_ranks: StartRanks) -> None:
-        """Start the ranks; raises ``UserError`` where they cannot load or cut their models."""
+        """Starts the ranks; raises ``UserError`` if they cannot load or shard their models."""
         attention.install(model)
         self.model = model
-        """A copy for the engine in this process, or the modules without weights."""
+        """A copy for the in-process engine, or the modules without weights."""
         self.rate_factor = 1.0
-        """The factor by which rollbacks have lowered the learning rate."""
+        """The factor on the learning rate, which rollbacks lower."""
         self._config = config
         self._has_copy = not config.placement.has_server
         self._lock = threading.Lock()
@@ -103,13 +103,13 @@ class TrainerRanks:
     def prepare(
         self, weighed_P: Sequence[Sequence[Weighed]]
     ) -> tuple[list[list[Weighed]], dict[str, float]]:
-        """As ``Trainer.prepare``."""
+        """Like ``Trainer.prepare``."""
         if not self._looks_ahead:
             return [list(weighed) for weighed in weighed_P], {}
         return self._call("prepare", weighed_P)
 
     def pack(self, weighed_P: Sequence[Sequence[Weighed]]) -> tuple[list[Batch], dict[str, float]]:
-        """As ``Trainer.pack``; micro-batches in multiples of the ranks that take them."""
+        """Like ``Trainer.pack``; the number of micro-batches is a multiple of the data ranks."""
         metrics: dict[str, float] = {}
         if self._config.algorithm.train_observations:
             weighed_P, metrics = self._call("unmask_observations", weighed_P)
@@ -127,10 +127,9 @@ class TrainerRanks:
     def learn(
         self, batches: Sequence[Batch], changing: AbstractContextManager[object]
     ) -> dict[str, float]:
-        """As ``Trainer.learn``; the driver's copy changes once, at the end.
+        """Like ``Trainer.learn``; the driver's copy changes once, at the end.
 
-        Without a copy the ranks' own weights are those that are published: from the first change
-        on they are on their way to the servers.
+        Without a copy, the ranks' own weights are published, so ``changing`` covers the whole step.
         """
         with nullcontext() if self._has_copy else changing:
             metrics = self._call("learn", batches, self.rate_factor)
@@ -143,16 +142,16 @@ class TrainerRanks:
         return metrics
 
     def progress(self) -> Progress:
-        """As ``Trainer.progress``."""
+        """Like ``Trainer.progress``."""
         return self._call("progress")
 
     def writer(self, folder: Path, is_copied: bool) -> Callable[[], None]:
-        """As ``Trainer.writer``: each rank has begun to write, and this waits for all of them."""
+        """Like ``Trainer.writer``: starts writing on each rank; the result waits for all."""
         self._call("begin_writing", folder, is_copied)
         return self._wait_for_writing
 
     def _wait_for_writing(self) -> None:
-        """The ranks learn meanwhile, and are asked between their calls."""
+        """Polls the ranks, which keep training, between their calls."""
         pause_s = _FIRST_LOOK_S
         while not (ended := self._call("has_written")):
             time.sleep(pause_s)
@@ -161,38 +160,38 @@ class TrainerRanks:
             raise ended
 
     def load(self, checkpoint: Path, progress: Progress) -> None:
-        """As ``Trainer.load``."""
+        """Like ``Trainer.load``."""
         if self._has_copy:
             restore_model(self.model, checkpoint)
         self._call("load", checkpoint, progress)
         self._see_progress()
 
     def write_merged(self, folder: Path) -> None:
-        """As ``Trainer.write_merged``; each rank writes some of the files."""
+        """Like ``Trainer.write_merged``; each rank writes some of the weights."""
         self._call_to_write("write_merged", folder)
 
     def write_learnt(self, folder: Path) -> None:
-        """As ``Trainer.write_learnt``."""
+        """Like ``Trainer.write_learnt``."""
         self._call_to_write("write_learnt", folder)
 
     def text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """As ``Trainer.text_logprobs``."""
+        """Like ``Trainer.text_logprobs``."""
         return self._call("text_logprobs", token_ids)
 
     def weights_digest(self) -> str:
-        """As ``Trainer.weights_digest``."""
+        """Like ``Trainer.weights_digest``."""
         return self._call("weights_digest")
 
-    def put_beside(self, make: MakeBeside) -> None:
-        """Have each rank make an object of its weights, which ``ask_beside`` reaches."""
-        self._call("put_beside", make)
+    def attach(self, make: MakeAttached) -> None:
+        """Creates an object from each rank's trainer, for ``call_attached``."""
+        self._call("attach", make)
 
-    def ask_beside(self, method: str, *arguments: object) -> Any:
-        """Call a method of that object on every rank; the answer of rank 0."""
-        return self._call("ask_beside", method, *arguments)
+    def call_attached(self, method: str, *arguments: object) -> Any:
+        """Calls a method of the attached object on every rank; returns rank 0's result."""
+        return self._call("call_attached", method, *arguments)
 
     def close(self) -> None:
-        """End the ranks."""
+        """Ends the ranks."""
         self._ranks.close()
 
     def _call_to_write(self, method: str, folder: Path) -> None:
@@ -201,7 +200,7 @@ class TrainerRanks:
             raise failure
 
     def _call(self, method: str, *arguments: object) -> Any:
-        with self._lock:  # a checkpoint is waited for on a thread of its own
+        with self._lock:  # another thread may be waiting for a checkpoint
             return self._ranks.call(method, *arguments)
 
     def _see_progress(self) -> None:
@@ -210,7 +209,7 @@ class TrainerRanks:
         self.kl_coefficient = progress["kl_coefficient"]
 
     def _copy_weights(self) -> None:
-        """Bring the driver's copy up to date, a bucket at a time."""
+        """Updates the driver's copy, one bucket at a time."""
         mine = dict(self.model.named_parameters())
         self._call("begin_gathering")
         while bucket := self._call("next_bucket", BUCKET_BYTES):
@@ -219,4 +218,4 @@ class TrainerRanks:
 
 
 AnyTrainer = Trainer | TrainerRanks
-"""What the loop holds."""
+"""The trainer that the loop uses."""

@@ -1,10 +1,10 @@
-"""Sequence parallelism: the tokens of a row are cut over ranks, and attention over heads.
+"""Sequence parallelism: shards the tokens of a row over ranks, and attention over heads.
 
-Each rank holds a stretch of a packed row. Around attention, queries, keys and values change hands:
+Each rank holds a stretch of a packed row. Around attention, queries, keys and values are exchanged:
 from all heads of a stretch to some heads of the whole row, and back (DeepSpeed-Ulysses,
-https://arxiv.org/abs/2309.14509, section 3). Attention itself is the packed one, unchanged.
+https://arxiv.org/abs/2309.14509, section 3). Attention itself is the usual packed attention.
 
-A row of 7 tokens on 2 ranks, the last one being padding, a sequence of its own::
+A row of 7 tokens on 2 ranks, padded with a separate sequence of one token::
 
     token      0 1 2 3 4 5 6 .
     rank       0 0 0 0 1 1 1 1
@@ -31,14 +31,14 @@ from forage.training.packed_attention import PackedAttend
 
 @dataclass(frozen=True, slots=True)
 class SequenceRanks:
-    """The ranks that a row is cut over, and this rank's place among them."""
+    """The ranks that a row is sharded over, and this rank's index among them."""
 
     group: ProcessGroup
     rank: int
     size: int
 
     def stretch(self, packed: Packed) -> tuple[Packed, Attend]:
-        """This rank's tokens of the row, padded to equal stretches, and the attention over all."""
+        """This rank's stretch of the padded row, and the attention over the whole row."""
         num_tokens = len(packed.token_ids_N)
         padding = -num_tokens % self.size
         starts_S1 = packed.starts_S1 + ((num_tokens + padding,) if padding else ())
@@ -51,23 +51,22 @@ class SequenceRanks:
         return mine, _UlyssesAttend(self, PackedAttend(starts_S1))
 
     def own_before(self, is_wanted_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the wanted tokens are predicted in this stretch [M], and where in it [m]."""
+        """Which wanted tokens this stretch predicts [M], and their positions in it [m]."""
         before_M = is_wanted_N.nonzero()[:, 0] - 1
         own = self._own(len(is_wanted_N))
         is_mine_M = (before_M >= own.start) & (before_M < own.stop)
         return is_mine_M, before_M[is_mine_M] - own.start
 
     def join(self, values_m: Tensor, is_wanted_N: Tensor) -> Tensor:
-        """The values of all wanted tokens [M], of which this rank has computed its own [m].
+        """Gathers the values of all wanted tokens [M], of which this rank has computed its own [m].
 
-        Each rank goes on to compute the same loss from them, so each takes its own gradients back,
-        unsummed.
+        All ranks then compute the same loss, so each keeps its own gradients, unsummed.
         """
         own = self._own(len(is_wanted_N))
         owner_M = (is_wanted_N.nonzero()[:, 0] - 1) // (own.stop - own.start)
         counts = torch.bincount(owner_M, minlength=self.size).tolist()
         joined = _Join.apply(values_m, self, counts)
-        assert isinstance(joined, Tensor), "torch leaves the type of what a function gives open"
+        assert isinstance(joined, Tensor), "torch does not type the result of apply"
         return joined
 
     def _own(self, num_tokens: int) -> slice:
@@ -76,26 +75,25 @@ class SequenceRanks:
 
 
 def check_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> None:
-    """Raise ``UserError`` where attention's heads cannot be cut over so many ranks."""
+    """Raises ``UserError`` if the attention heads cannot be split over ``num_ranks``."""
     if num_heads % num_ranks or (num_kv_heads % num_ranks and num_ranks % num_kv_heads):
         raise UserError(
-            f"placement.trainer.sequence_parallel is {num_ranks}, and each rank has {num_heads} "
-            f"heads and {num_kv_heads} key-value heads, which it neither divides nor repeats: set "
-            "it to a divisor"
+            f"placement.trainer.sequence_parallel is {num_ranks}, which does not divide each "
+            f"rank's heads ({num_heads}, with {num_kv_heads} key-value heads): set it to a divisor"
         )
 
 
 def check_not_recurrent(is_recurrent: bool, num_ranks: int) -> None:
-    """Raise ``UserError`` if rows of a model with recurrent layers are to be cut over ranks."""
+    """Raises ``UserError`` if rows of a model with recurrent layers would be sharded."""
     if is_recurrent and num_ranks > 1:
         raise UserError(
-            f"placement.trainer.sequence_parallel is {num_ranks}, and the model has recurrent "
-            "layers, whose tokens follow from each other and cannot be cut over ranks: set it to 1"
+            f"placement.trainer.sequence_parallel is {num_ranks}, but the model has recurrent "
+            "layers, whose tokens cannot be split over ranks: set it to 1"
         )
 
 
 class _UlyssesAttend:
-    """Attention over the whole row for a part of the heads, by ranks that hold stretches of it."""
+    """Attention over the whole row for some of the heads, for ranks that hold stretches of it."""
 
     def __init__(self, ranks: SequenceRanks, attend: PackedAttend) -> None:
         self._ranks = ranks
@@ -105,7 +103,7 @@ class _UlyssesAttend:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         size, num_kv_heads = self._ranks.size, key.shape[1]
-        if num_kv_heads < size:  # each rank takes a head, and some take the same one
+        if num_kv_heads < size:  # each rank takes one head, and some ranks the same one
             key = key.repeat_interleave(size // num_kv_heads, dim=1)
             value = value.repeat_interleave(size // num_kv_heads, dim=1)
         query, key, value = (self._to_heads(each) for each in (query, key, value))
@@ -123,28 +121,28 @@ class _UlyssesAttend:
         raise AssertionError("check_fits refuses recurrent layers before the run")
 
     def _to_heads(self, each: Tensor) -> Tensor:
-        """A stretch of all heads for all of some heads: [1, H, n, D] -> [1, h, N, D]."""
+        """From all heads of a stretch to some heads of the row: [1, H, n, D] -> [1, h, N, D]."""
         size = self._ranks.size
         _, num_heads, num_tokens, head_dim = each.shape
         sent = each.reshape(size, num_heads // size, num_tokens, head_dim)
-        came = self._exchange(sent)
-        return came.transpose(0, 1).reshape(1, num_heads // size, size * num_tokens, head_dim)
+        received = self._exchange(sent)
+        return received.transpose(0, 1).reshape(1, num_heads // size, size * num_tokens, head_dim)
 
     def _to_tokens(self, each: Tensor) -> Tensor:
-        """The way back; attention gives tokens before heads: [1, N, h, D] -> [1, n, H, D]."""
+        """The reverse, from attention's output, with tokens first: [1, N, h, D] -> [1, n, H, D]."""
         size = self._ranks.size
         _, num_tokens, num_heads, head_dim = each.shape
-        came = self._exchange(each.reshape(size, num_tokens // size, num_heads, head_dim))
-        return came.transpose(0, 1).reshape(1, num_tokens // size, size * num_heads, head_dim)
+        received = self._exchange(each.reshape(size, num_tokens // size, num_heads, head_dim))
+        return received.transpose(0, 1).reshape(1, num_tokens // size, size * num_heads, head_dim)
 
     def _exchange(self, each: Tensor) -> Tensor:
-        """Part i of ``each`` to rank i; what comes from rank i is part i."""
-        came = all_to_all_single_autograd(each.contiguous(), None, None, self._ranks.group)
-        return came.reshape(each.shape)
+        """Sends part i of ``each`` to rank i; part i of the result comes from rank i."""
+        received = all_to_all_single_autograd(each.contiguous(), None, None, self._ranks.group)
+        return received.reshape(each.shape)
 
 
 class _Join(torch.autograd.Function):
-    """Parts of a vector from all ranks, one after the other; backwards each keeps its own part."""
+    """Concatenates the ranks' parts of a vector; in backward, each rank keeps its own part."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, ranks: SequenceRanks, counts: list[int]) -> Tensor:

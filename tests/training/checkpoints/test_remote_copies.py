@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from forage.errors import UserError
 from forage.training.checkpoints.checkpoint import checkpoints, load_checkpoint
 from forage.training.checkpoints.checkpoint_manifest import MANIFEST
-from forage.training.checkpoints.remote_copies import CheckpointsElsewhere
+from forage.training.checkpoints.remote_copies import RemoteCheckpoints
 from forage.training.checkpoints.run_id import write_run_id
 from forage.training.checkpoints.run_state import RunState
 from tests.training.checkpoints.test_checkpoint import (
@@ -38,7 +38,7 @@ class RunHere:
 
     def __init__(self, out: Path, url: str, run_id: str = "") -> None:
         self.out, self.trainer = out, new_trainer()
-        self.elsewhere = CheckpointsElsewhere(url)
+        self.elsewhere = RemoteCheckpoints(url)
         out.mkdir(parents=True, exist_ok=True)
         write_run_id(out, run_id)
 
@@ -67,7 +67,7 @@ def test_the_newest_are_kept_and_one_is_the_run_on_another_machine(tmp_path: Pat
     other = tmp_path / "other"
     other.mkdir()
     (other / RECORD).write_text("of nobody, and longer than what the checkpoint knows of")
-    CheckpointsElsewhere(url).bring_back(other)
+    RemoteCheckpoints(url).bring_back(other)
     assert list(checkpoints(other)) == [3]
     trainer = new_trainer(seed=9)
     assert load_checkpoint(checkpoints(other)[3], trainer).num_steps_done == 3
@@ -275,7 +275,7 @@ def test_an_address_that_cannot_be_used_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for url, why in [("gopher://a/b", "Protocol not known"), (f"file://{tmp_path}/file/run", "")]:
         with pytest.raises(UserError, match=f"checkpoint_url is {url}, and that fails: .*{why}"):
-            CheckpointsElsewhere(url)
+            RemoteCheckpoints(url)
 
 
 def test_an_address_that_needs_another_package_says_so(monkeypatch: pytest.MonkeyPatch):
@@ -286,4 +286,4 @@ def test_an_address_that_needs_another_package_says_so(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("fsspec.core.url_to_fs", absent)
     with pytest.raises(UserError, match=r"s3://a/b, .* \(Install s3fs .*\); install it with pip"):
-        CheckpointsElsewhere("s3://a/b")
+        RemoteCheckpoints("s3://a/b")

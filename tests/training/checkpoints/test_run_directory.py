@@ -12,9 +12,9 @@ from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.training.checkpoints.checkpoint import checkpoint_path, checkpoints
 from forage.training.checkpoints.checkpoint_manifest import write_manifest
-from forage.training.checkpoints.remote_copies import CheckpointsElsewhere
+from forage.training.checkpoints.remote_copies import RemoteCheckpoints
 from forage.training.checkpoints.run_directory import earlier_settings, run_directory
-from forage.training.checkpoints.run_id import RUN_ID_FILE, held_alone, run_id_of
+from forage.training.checkpoints.run_id import RUN_ID_FILE, locked_run_directory, run_id_of
 from forage.training.checkpoints.run_state import STATE
 
 
@@ -83,9 +83,9 @@ def test_a_second_process_is_refused_before_it_fetches_anything(tmp_path: Path):
     """A second ``--resume`` put other files in the place of those that the first one wrote."""
     url = f"file://{tmp_path}/elsewhere"
     config, there = config_of(tmp_path / "run", url), tmp_path / "there"
-    CheckpointsElsewhere(url).put(make_checkpoint(there, 2), 2)
+    RemoteCheckpoints(url).put(make_checkpoint(there, 2), 2)
     record(tmp_path / "run", 1)
-    with held_alone(tmp_path / "run"):
+    with locked_run_directory(tmp_path / "run"):
         with pytest.raises(UserError, match="another process trains in .*run: wait for its end"):
             resume(config)
         assert not checkpoints(tmp_path / "run")
@@ -110,7 +110,7 @@ def test_what_is_refused_leaves_no_directory(tmp_path: Path):
     for config in (config_of(out), config_of(out, url)):
         with pytest.raises(UserError, match="holds no run to resume; leave --resume out"):
             resume(config)
-    CheckpointsElsewhere(url).put(make_checkpoint(tmp_path / "there", 2), 2)
+    RemoteCheckpoints(url).put(make_checkpoint(tmp_path / "there", 2), 2)
     with (
         pytest.raises(UserError, match="checkpoint_url already holds a run"),
         run_directory(config_of(out, url), resume=False),
@@ -148,7 +148,7 @@ def test_the_settings_that_a_run_had_come_from_elsewhere_where_its_disk_is_lost(
     url, there = f"file://{tmp_path}/elsewhere", tmp_path / "there"
     checkpoint = make_checkpoint(there, 2)
     (there / "config.yaml").write_text("seed: 3\n")
-    CheckpointsElsewhere(url).put(checkpoint, 2)
+    RemoteCheckpoints(url).put(checkpoint, 2)
     config = config_of(tmp_path / "run", url)
     assert earlier_settings(config).read_text() == "seed: 3\n"
     (config.output_dir / "config.yaml").write_text("seed: 4\n")

@@ -384,7 +384,7 @@ def test_ranks_share_the_files_of_a_checkpoint_which_one_process_reads(
     """A checkpoint whose weights filled several files was taken for a damaged one."""
     with closing(open_trainer(config_of(start))) as ranks:
         assert isinstance(ranks, TrainerRanks)
-        ranks.put_beside(_small_files)
+        ranks.attach(_small_files)
         path = save(tmp_path, ranks)
         assert len(list(path.glob("model-*-of-*.safetensors"))) > 3
         assert (path / "model.safetensors.index.json").is_file()

@@ -79,7 +79,7 @@ async function search() {
     return;
   }
   const hits = reply.result[0];
-  const took = `${milliseconds.toFixed(milliseconds < 10 ? 1 : 0)} ms there and back`;
+  const took = `${milliseconds.toFixed(milliseconds < 10 ? 1 : 0)} ms round trip`;
   say(hits.length ? `${hits.length} passage${hits.length > 1 ? "s" : ""}, ${took}` : `Nothing found, ${took}`);
   const best = hits.length ? hits[0].score : 0;
   at("results").replaceChildren(...hits.map((hit, i) => hitElement(hit, i + 1, best, query)));

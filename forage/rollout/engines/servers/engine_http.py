@@ -1,6 +1,6 @@
-"""What servers that sample share over HTTP: their connections, their failures, a turn put together.
+"""HTTP code shared by all sampling servers: connections, failures, assembling a turn.
 
-Each server's own routes and replies are in ``vllm_server.py`` and ``sglang_server.py``.
+``vllm_server.py`` and ``sglang_server.py`` know each server's own routes and replies.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ HEALTH_S = 10.0
 _KEEPALIVE_S = 2.0
 _CONTROL_CONNECTIONS = 8
 _MAX_LOGPROB = 1e-3
-"""What rounding makes of a probability of 1, and more: log-probabilities are below it."""
+"""Upper bound on log-probabilities, with room for a probability of 1 that was rounded up."""
 _ENDS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 class VersionSpan(BaseModel):
-    """Tokens [start, end) were sampled under this version of the weights."""
+    """The version of the weights that sampled the tokens [start, end)."""
 
     version: int
     start: int
@@ -34,7 +34,7 @@ class VersionSpan(BaseModel):
 
 
 class EngineHttp:
-    """Connections to one server: some for turns, some for its control. All times in seconds."""
+    """Connections to one server: some for turns, some for control. All times in seconds."""
 
     def __init__(
         self, url: str, timeout_s: float, update_timeout_s: float, max_connections: int
@@ -47,16 +47,16 @@ class EngineHttp:
     async def sample(
         self, path: str, body: dict[str, Any], read: Callable[[dict[str, Any]], Completion]
     ) -> Completion:
-        """The turn that ``read`` makes of the reply; raises as ``EngineServer.sample`` does.
+        """Returns the turn that ``read`` makes of the reply; raises like ``EngineServer.sample``.
 
-        ``read`` raises ``ValueError`` for what is no turn.
+        ``read`` raises ``ValueError`` for an invalid turn.
         """
         document = await self._turns.post(path, body, self._timeout_s)
         if isinstance(document, RemoteFailure):
             if is_overflow(document):
                 raise ContextOverflow(document.detail)
             if document.kind is FailureKind.REFUSED and not document.may_pass:
-                raise EngineError(f"{self.url} refuses the turn: {document.detail}")
+                raise EngineError(f"{self.url} refused the turn: {document.detail}")
             raise ServerFailed(self.url, "sample a turn", document)
         try:
             return read(document)
@@ -64,15 +64,15 @@ class EngineHttp:
             why = first_wrong(error)
         except ValueError as error:
             why = str(error)
-        failure = RemoteFailure(FailureKind.MALFORMED, f"its reply is no turn: {why}")
+        failure = RemoteFailure(FailureKind.MALFORMED, f"its reply is not a valid turn: {why}")
         raise ServerFailed(self.url, "sample a turn", failure)
 
     async def logprobs_of(
         self, path: str, body: dict[str, Any], read: Callable[[dict[str, Any]], list[float]]
     ) -> list[float]:
-        """What ``read`` finds in the reply about a text; raises ``ServerFailed``."""
+        """Returns the log-probabilities that ``read`` finds; raises ``ServerFailed``."""
         doing = "compute log-probabilities"
-        # It may have to wait for a place among the turns.
+        # With the timeout of a turn, because it may have to wait for other turns.
         document = self._or_raise(await self._control.post(path, body, self._timeout_s), doing)
         try:
             return read(document)
@@ -80,25 +80,25 @@ class EngineHttp:
             why = first_wrong(error)
         except ValueError as error:
             why = str(error)
-        raise ServerFailed.for_good(self.url, doing, f"its reply has none of the text: {why}")
+        raise ServerFailed.for_good(self.url, doing, f"its reply does not contain them: {why}")
 
     async def abort(self, path: str, body: dict[str, Any]) -> None:
-        """Tell the server that a turn is not wanted any more, whatever it says to that."""
+        """Tells the server to abort a turn; its reply is ignored."""
         await self._control.post(path, body, HEALTH_S)
 
     async def is_alive(self, path: str = "/health") -> bool:
         return not isinstance(await self._control.get(path, HEALTH_S), RemoteFailure)
 
     async def get(self, path: str, doing: str) -> dict[str, Any]:
-        """Raises ``ServerFailed``, which says what the server failed to do."""
+        """Returns the reply; raises ``ServerFailed``, whose message contains ``doing``."""
         return self._or_raise(await self._control.get(path, self._update_timeout_s), doing)
 
     async def post(self, path: str, body: dict[str, Any], doing: str) -> dict[str, Any]:
-        """Raises ``ServerFailed``, which says what the server failed to do."""
+        """Returns the reply; raises ``ServerFailed``, whose message contains ``doing``."""
         return self._or_raise(await self._control.post(path, body, self._update_timeout_s), doing)
 
     async def tell(self, path: str, body: dict[str, Any], doing: str) -> None:
-        """As ``post``, where the reply is no object: only its status is read."""
+        """Like ``post``, but reads only the status, for replies that are not JSON objects."""
         failure = await self._control.tell(path, body, self._update_timeout_s)
         if failure is not None:
             raise ServerFailed(self.url, doing, failure)
@@ -114,9 +114,11 @@ class EngineHttp:
 
 
 def refuse_impossible(logprobs: Sequence[float]) -> None:
-    """Raise ``ValueError`` that names one that is no log-probability."""
+    """Raises ``ValueError`` if a value is not a log-probability."""
     if wrong := [logprob for logprob in logprobs if not -math.inf < logprob < _MAX_LOGPROB]:
-        raise ValueError(f"a log-probability of {wrong[0]} came; it must be finite and at most 0")
+        raise ValueError(
+            f"it has a log-probability of {wrong[0]}; all must be finite and at most 0"
+        )
 
 
 def make_completion(
@@ -126,7 +128,7 @@ def make_completion(
     reason: str,
     max_tokens: int,
 ) -> Completion:
-    """The turn; raises ``TurnAborted``, and ``ValueError`` where its parts do not fit together."""
+    """Assembles a turn; raises ``TurnAborted``, and ``ValueError`` if its parts do not match."""
     if reason == "abort":
         raise TurnAborted("the server was told to abort the turn")
     if reason not in _ENDS:
@@ -134,16 +136,16 @@ def make_completion(
     num_tokens = len(token_ids)
     if num_tokens != len(logprobs) or not 0 < num_tokens <= max_tokens:
         raise ValueError(
-            f"{num_tokens} tokens with {len(logprobs)} log-probabilities came, {max_tokens} were "
-            "asked for"
+            f"it has {num_tokens} tokens and {len(logprobs)} log-probabilities; {max_tokens} "
+            "tokens were requested"
         )
     refuse_impossible(logprobs)
     versions: list[int] = []
     for span in spans:
         if span.start != len(versions) or span.end > num_tokens:
             place = f"tokens {span.start} to {span.end}, after {len(versions)} of {num_tokens}"
-            raise ValueError(f"version {span.version} is said to be of the {place}")
+            raise ValueError(f"it gives version {span.version} for the {place}")
         versions += [span.version] * (span.end - span.start)
     if len(versions) != num_tokens:
-        raise ValueError(f"{num_tokens} tokens came with {len(versions)} versions")
+        raise ValueError(f"it has {num_tokens} tokens but {len(versions)} versions")
     return Completion(tuple(token_ids), tuple(logprobs), tuple(versions), _ENDS[reason])

@@ -1,7 +1,7 @@
-"""What a server that samples can be asked: one turn, its state, and to take new weights.
+"""The protocol of a sampling server: sample a turn, report its state, take new weights.
 
-``vllm_server.py`` and ``sglang_server.py`` say it in their servers' words; the engine and
-``publish.py`` know these methods alone. A method that fails raises ``ServerFailed``.
+``vllm_server.py`` and ``sglang_server.py`` implement it; the engine and ``publish.py`` use only
+these methods. A method that fails raises ``ServerFailed``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from forage.remote.request import RemoteFailure
 from forage.types import Completion, EngineError, FailureKind, Sampling
 
 Part = Literal["weights", "kv_cache"]
-"""What of a server's memory sleeps and wakes by itself."""
+"""The parts of a server's memory that can be woken separately."""
 
 
 class ServerFailed(EngineError):
-    """A server did not do what it was asked for; another one, or the same one later, may."""
+    """A request to a server failed; another server, or the same one later, may succeed."""
 
     def __init__(self, url: str, doing: str, failure: RemoteFailure) -> None:
         super().__init__(f"{url} failed to {doing}: {failure.detail}")
@@ -27,17 +27,17 @@ class ServerFailed(EngineError):
 
     @classmethod
     def for_good(cls, url: str, doing: str, why: str) -> ServerFailed:
-        """Of a server that did something else than it was asked for: the next try is in vain."""
+        """The failure of a server that misbehaves, so that a retry would be useless."""
         return cls(url, doing, RemoteFailure(FailureKind.MALFORMED, why, may_pass=False))
 
 
 class TurnAborted(EngineError):
-    """The server gave up a turn because it was told to: the turn is to be sampled again."""
+    """The server aborted a turn on request; the turn must be sampled again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What an update brings: names, types as torch spells them ("float32") and shapes."""
+    """The tensors of an update: names, dtypes as torch spells them ("float32") and shapes."""
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -45,12 +45,12 @@ class Tensors:
 
 
 Columns = dict[str, list[float]]
-"""By which the base of adapters is known: how the first columns of some linear layers begin."""
+"""First numbers of the first columns of some linear layers, which identify a base model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Some tensors as one run of bytes; ``starts`` are their places in it."""
+    """Several tensors as contiguous bytes; ``starts`` are their offsets."""
 
     tensors: Tensors
     starts: tuple[int, ...]
@@ -59,7 +59,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class JoinInfo:
-    """How a server's workers join the trainer's group; ``rank_offset`` is the first one's rank."""
+    """How a server's workers join the trainer's group; the first has the rank ``rank_offset``."""
 
     address: str
     port: int
@@ -70,21 +70,21 @@ class JoinInfo:
 
 
 class EngineServer(Protocol):
-    """One server; an update is ``pause``, then weights by either way, then ``resume``.
+    """One server; an update is ``pause``, then weights from disk or a group, then ``resume``.
 
     Through a group: ``join`` once, then ``start_update``, ``receive`` for each bucket, and
-    ``finish_update``; or ``abandon_update``, which ends an update that will not go on.
+    ``finish_update``, or ``abandon_update`` to cancel the update.
     """
 
     url: str
     group_name: str | None
-    """Under which name its workers make a group, as torch does, and receive tensor by tensor.
+    """The name under which its workers make a group with torch and receive tensor by tensor.
 
-    None: Forage's receiver, whose group has no name and takes the bytes of a bucket at once.
+    None: Forage's receiver, whose group has no name and receives a bucket's bytes at once.
     """
 
     async def sample(self, token_ids: Sequence[int], sampling: Sampling, salt: str) -> Completion:
-        """Sample one turn.
+        """Samples one turn.
 
         Raises ``ServerFailed``, ``TurnAborted``, ``ContextOverflow``, and ``EngineError`` for a
         request that no server would take.
@@ -92,65 +92,65 @@ class EngineServer(Protocol):
         ...
 
     async def logprobs_of(self, token_ids: Sequence[int], salt: str) -> list[float]:
-        """The log-probability of each token of a text but the first, at temperature 1."""
+        """The log-probability of every token but the first, at temperature 1."""
         ...
 
     async def is_alive(self) -> bool:
-        """Whether it answers, and says that it is well, within some seconds."""
+        """Whether it reports within a few seconds that it is healthy."""
         ...
 
     async def version(self) -> str:
-        """The version of its weights, as it was told at their update."""
+        """The version of its weights, as given to it by their update."""
         ...
 
     async def pause(self) -> None:
-        """Sample nothing until ``resume``; turns in flight go on then."""
+        """Stops sampling until ``resume``, when turns in flight continue."""
         ...
 
     async def resume(self) -> None: ...
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back until both parts are woken; turns in flight are aborted."""
+        """Releases the GPU's memory until both parts are woken; turns in flight are aborted."""
         ...
 
     async def wake(self, part: Part) -> None:
-        """Take the memory of a part again; its content is lost."""
+        """Allocates a part's memory again; its content is lost."""
         ...
 
     async def forget_keys(self) -> None:
-        """Keys and values of older weights go; turns in flight compute theirs anew."""
+        """Drops keys and values of older weights; turns in flight recompute theirs."""
         ...
 
     async def load_from_disk(self, folder: Path, version: str) -> None:
-        """Take the weights of a Hugging Face folder."""
+        """Loads the weights of a Hugging Face folder."""
         ...
 
     async def num_workers(self) -> int:
-        """Processes that hold a part of the weights: its ranks in the trainer's group."""
+        """The number of processes that hold weights: its ranks in the trainer's group."""
         ...
 
     async def gpus(self) -> list[list[str]]:
-        """The GPU of each worker and NCCL's version there, as far as the server names them."""
+        """Each worker's GPU and NCCL version, if the server reports them."""
         ...
 
     async def misfits(self, tensors: Tensors) -> list[str]:
-        """Why these tensors are not those of the served model, as far as the server compares."""
+        """How these tensors differ from the served model's, if the server can compare them."""
         ...
 
     async def join(self, info: JoinInfo) -> None:
-        """Join the trainer's group, which the trainer makes at the same time."""
+        """Joins the trainer's group, which the trainer creates at the same time."""
         ...
 
     async def start_update(self) -> None: ...
 
     async def receive(self, bucket: Bucket) -> None:
-        """Take a bucket, which the trainer broadcasts at the same time."""
+        """Receives a bucket, which the trainer broadcasts at the same time."""
         ...
 
     async def finish_update(self, version: str) -> None: ...
 
     async def abandon_update(self) -> None:
-        """End an update that will not go on; fails where the server does not answer."""
+        """Cancels an update; fails if the server does not answer."""
         ...
 
     async def close(self) -> None: ...
@@ -158,7 +158,7 @@ class EngineServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where servers are, and whom to tell that one has failed."""
+    """The servers' URLs, and a callback for one that failed."""
 
     urls: tuple[str, ...]
     on_failed: Callable[[str], None] = lambda url: None

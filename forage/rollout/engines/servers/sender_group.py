@@ -1,7 +1,7 @@
-"""The trainer's place in a torch process group with the workers of servers.
+"""The trainer's side of a torch process group with the workers of servers.
 
-The group is one of torch's own, beside whatever groups the trainer has: of NCCL where each member
-has a GPU to itself, of gloo, and so through host memory, elsewhere.
+The group is independent of the trainer's other groups. It uses NCCL if each member has its own GPU,
+otherwise gloo, through host memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RAISES = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 def name_gpu(device: torch.device) -> list[str]:
-    """The GPU, and NCCL's version there; nothing for a CPU. A server's workers say the same."""
+    """The GPU's id and NCCL's version, in the format of a server's workers; empty for a CPU."""
     if device.type != "cuda":
         return []
     version = ".".join(map(str, nccl.version()))
@@ -38,9 +38,9 @@ def name_gpu(device: torch.device) -> list[str]:
 
 
 def nccl_joins(members: Sequence[Sequence[str]]) -> bool:
-    """Whether NCCL makes a group of members that ``name_gpu`` has named.
+    """Whether NCCL can connect members that ``name_gpu`` describes.
 
-    It refuses two of them on one GPU, and a CPU, and members of two versions cannot talk.
+    It cannot connect two members on one GPU, a CPU, or members with different NCCL versions.
     """
     if not all(members):
         return False
@@ -50,33 +50,32 @@ def nccl_joins(members: Sequence[Sequence[str]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Whose workers are to be in a group with the sender, and how they meet."""
+    """Which servers' workers join the sender's group, and how."""
 
     urls: tuple[str, ...]
-    """Of the servers."""
     num_workers: tuple[int, ...]
-    """Of each server."""
+    """Per server."""
     by_nccl: bool
-    """Whether NCCL makes it, and not gloo."""
+    """Whether to use NCCL instead of gloo."""
     timeout_s: float
-    """For the joining, and for each bucket."""
+    """For joining, and for each bucket."""
     name: str | None = None
-    """That of a group which the workers make as torch does; see ``_as_torch_does``."""
+    """The group's name if the workers create it with torch's helper; see ``_as_torch_does``."""
 
 
 class SenderGroup:
     """Rank 0 of a group with the workers of some servers.
 
-    ``infos`` go to the servers, which must join while ``join`` runs on a thread of its own.
+    Send ``infos`` to the servers, which must join while ``join`` runs on another thread.
     """
 
     def __init__(self, plan: GroupPlan, device: torch.device) -> None:
-        """``device``: what is sent from, if NCCL sends."""
+        """``device``: what NCCL sends from."""
         self.device = device if plan.by_nccl else torch.device("cpu")
         self.name = plan.name
         self._timeout = timedelta(seconds=plan.timeout_s)
         addresses = [_towards(url) for url in plan.urls]
-        # One address is that of all servers, often loopback's: nobody else reaches the store.
+        # If all servers see one address, often loopback, listen only there.
         host = addresses[0] if len(set(addresses)) == 1 else "0.0.0.0"
         listener = bind_port(host, 0)
         port = listener.getsockname()[1]
@@ -99,9 +98,9 @@ class SenderGroup:
             )
 
     def join(self) -> None:
-        """Make the group, once all are there, and meet in it by a byte that is sent.
+        """Creates the group once all members have joined, and tests it with one byte.
 
-        Raises ``RuntimeError`` after the deadline.
+        Raises ``RuntimeError`` after the timeout.
         """
         store: Store = self._store
         if self.name is not None:
@@ -112,25 +111,25 @@ class SenderGroup:
             with _failures_are_raised():
                 self._group = dist.ProcessGroupNCCL(store, 0, self._world_size, options)
         else:
-            # By itself gloo listens at what the machine's name means, often loopback's address.
+            # By default gloo listens at the address of the machine's name, often loopback.
             gloo: Any = dist.ProcessGroupGloo
             options = gloo._Options()
             options._devices = [gloo.create_device(hostname=self._address)]
             options._timeout = self._timeout
             self._group = gloo(store, 0, self._world_size, options)
-        if self.name is None:  # a group that torch makes sends nothing by itself
+        if self.name is None:  # torch's helper sends no test byte
             self.send([torch.zeros(1, dtype=torch.uint8, device=self.device)])
 
     def send(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcast a bucket; raises ``RuntimeError`` where a server is gone or too slow."""
+        """Broadcasts a bucket; raises ``RuntimeError`` if a server is gone or too slow."""
         if self.device.type == "cpu":
             self._broadcast(tensors)
             return
-        # NCCL connects in the first broadcast, and waits there without a deadline.
+        # NCCL connects in the first broadcast, and waits there without a timeout.
         failures: list[RuntimeError | None] = []
 
         def work() -> None:
-            torch.cuda.set_device(self.device)  # a thread begins on the first GPU
+            torch.cuda.set_device(self.device)  # a thread starts on the first GPU
             try:
                 self._broadcast(tensors)
             except RuntimeError as error:
@@ -142,7 +141,9 @@ class SenderGroup:
         thread.start()
         thread.join(2 * self._timeout.total_seconds())
         if not failures:
-            raise RuntimeError("NCCL has not begun in time: a server is gone, or has not joined")
+            raise RuntimeError(
+                "NCCL did not start within the timeout: a server is gone or has not joined"
+            )
         if failures[0] is not None:
             raise failures[0]
 
@@ -150,7 +151,7 @@ class SenderGroup:
         ends_at = time.monotonic() + self._timeout.total_seconds()
         options = dist.BroadcastOptions()
         for work in [self._group.broadcast([tensor], options) for tensor in tensors]:
-            # Never 0, which is no deadline.
+            # Never 0, which would mean no timeout.
             work.wait(timedelta(seconds=max(ends_at - time.monotonic(), 0.001)))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -158,9 +159,9 @@ class SenderGroup:
 
 @contextmanager
 def _failures_are_raised() -> Iterator[None]:
-    """A group of NCCL made meanwhile raises what fails; by itself it ends the process for it.
+    """NCCL groups created inside this block raise errors instead of aborting the process.
 
-    torch reads this when it makes a group, and has no other way to say it.
+    torch reads the environment variable when it creates a group, and has no other option for it.
     """
     before = os.environ.get(_RAISES)
     os.environ[_RAISES] = "1"
@@ -174,12 +175,12 @@ def _failures_are_raised() -> Iterator[None]:
 
 
 def _as_torch_does(store: Store, name: str, device_type: str) -> Store:
-    """Where the members of a group meet that is made by torch's own helper, under this name.
+    """Prefixes the store as torch's own helper does for a group of this name.
 
-    SGLang's workers make theirs with a copy of torch's ``init_process_group``: it prefixes the
-    store by the name, and ``_new_process_group_helper`` again by the name and by the first device
-    of the backend. The helper is not called here: it enters the group among those of this process,
-    where no other may have its name, and could split it from the trainer's own.
+    SGLang's workers create theirs with a copy of torch's ``init_process_group``: it prefixes the
+    store with the name, and ``_new_process_group_helper`` prefixes it again with the name and with
+    the backend's first device. This process does not call the helper, which would register the
+    group under a name that must be unique, and could split it from the trainer's group.
     """
     for prefix in (name, f"{name}/", f"{device_type}/"):
         store = PrefixStore(prefix, store)

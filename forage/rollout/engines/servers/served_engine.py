@@ -1,9 +1,9 @@
-"""The engine over servers of our own policy: vLLM or SGLang, one or several.
+"""The engine over one or several servers of the policy: vLLM or SGLang.
 
-A turn goes to its episode's server. Where that fails the turn is sampled again, from its beginning,
-at another one. A server that answers and samples nothing is left out after some failures in a row,
-and where all are so the run ends. New weights reach the servers through ``publish.py``; a server
-serves no turn before it has them.
+A turn goes to its episode's server. If that server fails, another one samples the turn from its
+beginning. A server that answers but cannot sample is removed after several failures in a row; if
+this applies to all servers, the run ends. ``publish.py`` brings new weights to the servers, which
+serve no turns before they have them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from forage.errors import UserError
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.servers.engine_server import ServerFailed, TurnAborted
-from forage.rollout.engines.servers.server_pool import GO_ON, Member, Seat, ServerPool
+from forage.rollout.engines.servers.server_pool import HOW_TO_RESUME, Member, Seat, ServerPool
 from forage.types import Completion, ContextOverflow, EngineError, FailureKind, Sampling
 
 LOG = logging.getLogger(__name__)
@@ -25,34 +25,34 @@ LOG = logging.getLogger(__name__)
 _MAX_TRIES = 3
 _MAX_NONSENSE = 8
 _MAX_IN_A_ROW, _MAX_ROUNDS = 8, 3
-"""Failures after which a server is left out, and how often it comes back to fail again."""
+"""Failures in a row after which a server is removed, and how often that may repeat."""
 _PAUSE_S = 0.5
 
 
 class ServedEngine:
-    """Samples turns at the servers of a pool; see the module for how."""
+    """Samples turns at the servers of a pool, as the module docstring describes."""
 
     counters = EngineCounters()  # nothing is counted here
 
     def __init__(
         self, pool: ServerPool, vocabulary: int | None = None, num_ids: int | None = None
     ) -> None:
-        """``vocabulary``: the rows of the model; ``num_ids``: those up to the last token of them.
+        """``vocabulary``: the model's number of rows; ``num_ids``: rows up to the last token.
 
-        None: they are not checked.
+        None: not checked.
         """
         self.pool = pool
         self._vocabulary = vocabulary
         self._num_ids = math.inf if num_ids is None else num_ids
-        self._told_of: int | None = None
+        self._last_warned_update: int | None = None
         self._in_a_row: Counter[Member] = Counter()
-        """Failures of each server since it last sampled a turn, the first of a turn left out."""
+        """Failures of each server since its last turn, not counting a turn's first failure."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Sample one turn.
+        """Samples one turn.
 
         Raises ``EngineError`` for a turn that a working server cannot sample, and ``UserError``
-        where no server works any more, or those that do sample no turn.
+        if no server works any more, or none of them can sample.
         """
         num_tries = num_nonsense = num_aborts = 0
         while True:
@@ -65,40 +65,40 @@ class ServedEngine:
                 num_aborts += not self.pool.is_updating
                 if num_aborts > 1:
                     self._count_failure(seat.member, aborted)
-                # It sleeps or ends: to ask again at once would keep both busy.
+                # The server sleeps or stops: an immediate retry would keep both sides busy.
                 await asyncio.sleep(_PAUSE_S)
             except ServerFailed as failed:
                 num_tries += 1
                 num_nonsense += failed.failure.kind is FailureKind.MALFORMED
-                if num_nonsense >= _MAX_NONSENSE:  # left out, given the weights, and asked again
+                if num_nonsense >= _MAX_NONSENSE:  # removed, updated and retried several times
                     raise UserError(_no_turn_comes(failed, num_nonsense)) from failed
                 await self._judge(seat, failed, num_tries)
             except ContextOverflow:
                 raise
             except EngineError as refused:
                 self._count_failure(seat.member, refused)
-                self._tell(refused)
+                self._warn_once(refused)
                 raise
 
     def release(self, episode_key: str) -> None:
-        """The episode is over; the servers manage their caches themselves."""
+        """Forgets the episode; the servers manage their caches themselves."""
         self.pool.release(episode_key)
 
     async def close(self) -> None:
-        """End the sessions; the servers go on as they are."""
+        """Closes the connections; the servers keep running."""
         await asyncio.gather(*(member.server.close() for member in self.pool.members))
 
     async def _sample(self, seat: Seat, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """The turn; raises ``_Lost``, and ``ServerFailed`` also for one of another policy."""
+        """Returns the turn; raises ``_Lost``, and ``ServerFailed`` for a turn of another policy."""
         first = self.pool.versions
         turn = await self._unless_lost(seat, token_ids, sampling)
-        why = _foreign(turn, self._vocabulary, (*(first or ()), *(self.pool.versions or ())))
+        why = _why_foreign(turn, self._vocabulary, (*(first or ()), *(self.pool.versions or ())))
         if why is not None:
             raise ServerFailed.for_good(seat.member.server.url, "sample a turn", why)
         if (highest := max(turn.token_ids_T)) >= self._num_ids:
             raise EngineError(
-                f"{seat.member.server.url} sampled the id {highest}, a spare row of the model: the "
-                f"tokenizer's ids end at {self._num_ids - 1}. Nobody can read or learn the turn"
+                f"{seat.member.server.url} sampled token id {highest}, an unused row of the model: "
+                f"the tokenizer's ids end at {self._num_ids - 1}. The turn cannot be decoded"
             )
         self._in_a_row.pop(seat.member, None)
         return turn
@@ -106,7 +106,7 @@ class ServedEngine:
     async def _unless_lost(
         self, seat: Seat, token_ids: Sequence[int], sampling: Sampling
     ) -> Completion:
-        """The turn; raises ``_Lost`` as soon as its server is left out.
+        """Returns the turn; raises ``_Lost`` as soon as its server is removed.
 
         A turn that ends during an update waits until its server's new weights have been checked.
         """
@@ -128,7 +128,7 @@ class ServedEngine:
         return completion
 
     async def _judge(self, seat: Seat, failed: ServerFailed, num_tries: int) -> None:
-        """Leave the server out, or wait a little before the next try; raises ``EngineError``."""
+        """Removes the server, or waits briefly before a retry; raises ``EngineError``."""
         member, failure = seat.member, failed.failure
         if not failure.may_pass or not await member.server.is_alive():
             if not member.lost.done():
@@ -143,12 +143,12 @@ class ServedEngine:
         elif failure.kind is FailureKind.MALFORMED:
             self.pool.leave_out(member, f"{failed}, {num_tries} times in a row")
         else:
-            self._tell(failed)
+            self._warn_once(failed)
             raise EngineError(str(failed)) from failed
 
     def _count_failure(self, member: Member, failed: EngineError) -> None:
-        """Leave out a server that fails again and again; raises ``UserError`` where all do."""
-        if member.lost.done():  # of those in flight then, many fail together
+        """Removes a server that keeps failing; raises ``UserError`` if all do."""
+        if member.lost.done():  # its turns in flight all fail together
             return
         self._in_a_row[member] += 1
         number = self._in_a_row[member]
@@ -158,38 +158,39 @@ class ServedEngine:
         if min([number, *others]) >= _MAX_IN_A_ROW * _MAX_ROUNDS:
             raise UserError(_none_samples(failed, number)) from failed
 
-    def _tell(self, failed: EngineError) -> None:
-        """Say why an episode ends, of the first one after each update."""
-        if self._told_of != self.pool.num_updates:
-            self._told_of = self.pool.num_updates
+    def _warn_once(self, failed: EngineError) -> None:
+        """Logs why an episode fails, once per update."""
+        if self._last_warned_update != self.pool.num_updates:
+            self._last_warned_update = self.pool.num_updates
             LOG.warning("an episode ends as engine_failed: %s", failed)
 
 
-def _foreign(turn: Completion, vocabulary: int | None, versions: Sequence[int]) -> str | None:
-    """Why the turn is not of the run's policy; ``versions`` were out while it was sampled."""
+def _why_foreign(turn: Completion, vocabulary: int | None, versions: Sequence[int]) -> str | None:
+    """Why the turn is not from the run's policy, whose ``versions`` were being served, or None."""
     high = math.inf if vocabulary is None else vocabulary
     for token_id in turn.token_ids_T:
         if not 0 <= token_id < high:
-            return f"its token {token_id} is none of the model's vocabulary of {high}"
+            return f"its token {token_id} is outside the model's vocabulary of {high}"
     for version in turn.versions_T if versions else ():
         if not min(versions) <= version <= max(versions):
-            return f"its tokens are of version {version}, and the run's is {max(versions)}"
+            return f"its tokens have version {version}, but the run is at version {max(versions)}"
     return None
 
 
 def _none_samples(failed: EngineError, number: int) -> str:
     return (
-        f"the servers answer, and none samples a turn: {failed}, {number} times in a row. Look "
-        f"into their logs, and {GO_ON}"
+        f"the servers answer, but none can sample a turn: {failed}, {number} times in a row. "
+        f"Check their logs, then {HOW_TO_RESUME}"
     )
 
 
 def _no_turn_comes(failed: ServerFailed, number: int) -> str:
     return (
-        f"{failed}; that was so {number} times for one turn. Is the server one that "
-        f"placement.engine names, and in use by this run alone? Look into its log, and {GO_ON}"
+        f"{failed}; this happened {number} times for one turn. Make sure that the server is of the "
+        "kind that placement.engine names and that no other run uses it, check its log, then "
+        f"{HOW_TO_RESUME}"
     )
 
 
 class _Lost(Exception):
-    """The server was left out while it sampled the turn."""
+    """The server was removed while it sampled the turn."""

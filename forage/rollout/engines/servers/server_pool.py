@@ -1,7 +1,7 @@
-"""Which server samples which episode: an episode stays at one, where its prefix is cached.
+"""Assigns episodes to servers: an episode stays at one server, which caches its prefix.
 
-A server serves turns from the moment it has the run's weights until it fails; then its episodes go
-on elsewhere. Giving it the weights again is ``publish.py``'s, starting it again ``cluster/``'s.
+A server serves turns once it has the run's weights and until it fails; its episodes then continue
+on other servers. ``publish.py`` gives it the weights again, ``cluster/`` restarts it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from forage.rollout.engines.servers.engine_server import EngineServer
 
 LOG = logging.getLogger(__name__)
 
-GO_ON = "go on: training with --resume, an evaluation with the same command and --retry-failed"
-"""What to do about an error that ends either of them."""
+HOW_TO_RESUME = (
+    "resume: training with --resume, an evaluation with the same command plus --retry-failed"
+)
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A server of the pool. ``lost`` is done when it has failed, and new when it serves again."""
+    """A server of the pool; ``lost`` is done once it has failed, and replaced when it rejoins."""
 
     server: EngineServer
     is_serving: bool = False
-    why: str = "it has not had the weights"
+    why: str = "it has not received the weights"
     """Why it does not serve."""
     num_episodes: int = 0
     lost: asyncio.Future[None] = field(default_factory=asyncio.Future)
@@ -35,7 +36,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """An episode's place: its server, and the salt of the keys and values that it may read."""
+    """An episode's server, and the cache salt of the keys and values that it may reuse."""
 
     member: Member
     salt: str
@@ -50,22 +51,22 @@ class ServerPool:
         lost_after_s: float,
         on_failed: Callable[[str], None] = lambda url: None,
     ) -> None:
-        """``on_failed`` is told the address of a server that failed, so that it is started again.
+        """``on_failed`` is called with the URL of a failed server, to restart it.
 
-        ``lost_after_s``: how long a turn waits while no server serves, and longer while weights
-        change: until they are out, no server can have them.
+        ``lost_after_s``: how long a turn waits while no server serves. During an update it waits
+        longer, because no server can have the weights yet.
         """
         self.members = [Member(server) for server in servers]
         self.num_updates = 0
-        """Updates of the weights that have begun; an episode's salt is the number at its own."""
+        """Weight updates started so far; an episode's salt is this number when it began."""
         self.settled = asyncio.Event()
-        """Cleared while servers get weights and are checked. Some sample by the older ones until
-        they are paused, and their keys must not be read by an episode that begins after that."""
+        """Cleared while servers are updated and checked. Some sample with the older weights until
+        they are paused, and episodes that begin later must not reuse their keys."""
         self.settled.set()
         self.weights_lock = asyncio.Lock()
-        """Held while weights change and while they travel."""
+        """Held while weights change or are being sent."""
         self.versions: tuple[int, int] | None = None
-        """Of the weights that servers may sample with, two in an update; None before the first."""
+        """The lowest and highest version that servers may sample with; None before the first."""
         self._lost_after_s = lost_after_s
         self._on_failed = on_failed
         self._seats: dict[str, Seat] = {}
@@ -75,7 +76,7 @@ class ServerPool:
 
     @property
     def is_updating(self) -> bool:
-        """Whether servers get weights now, or are checked."""
+        """Whether servers are being updated or checked."""
         return not self.settled.is_set()
 
     @property
@@ -85,13 +86,14 @@ class ServerPool:
 
     @property
     def waiting(self) -> list[Member]:
-        """The servers that have not, or no longer."""
+        """The servers that do not have the run's weights."""
         return [member for member in self.members if not member.is_serving]
 
     async def seat(self, episode_key: str) -> Seat:
-        """The episode's server: its own while that serves, else the one with the fewest episodes.
+        """The episode's server if it serves, otherwise the one with the fewest episodes.
 
-        Raises ``UserError`` where none has served for too long, and what the pool gave up for.
+        Raises ``UserError`` if no server has served for too long, and the error that the pool gave
+        up with.
         """
         seat = self._seats.get(episode_key)
         if seat is not None and seat.member.is_serving:
@@ -105,37 +107,37 @@ class ServerPool:
         return self._seats[episode_key]
 
     def _new_salt(self) -> str:
-        """One for all episodes between two updates, and for each alone that begins in one.
+        """A salt shared by the episodes between two updates, or unique during an update.
 
-        Digits and a point: vLLM refuses a turn whose salt is long, or has a slash in it.
+        It has only digits and a point: vLLM refuses salts that are long or contain a slash.
         """
         own = f".{next(self._numbers)}" if self.is_updating else ""
         return f"{self.num_updates}{own}"
 
     def release(self, episode_key: str) -> None:
-        """The episode is over, or leaves its server."""
+        """Forgets the episode's server."""
         seat = self._seats.pop(episode_key, None)
         if seat is not None:
             seat.member.num_episodes -= 1
 
     def admit(self, member: Member) -> None:
-        """The server has the run's weights: turns may go there."""
+        """Lets turns go to the server, which now has the run's weights."""
         if not member.is_serving:
             member.is_serving = True
-            if member.lost.done():  # else its weights came through a group that is still good
+            if member.lost.done():  # otherwise its weights came through a group that still works
                 member.lost = asyncio.Future()
             self._changed.set()
 
     def leave_out(self, member: Member, why: str) -> None:
-        """The server has failed: no turn goes there until it is admitted again."""
-        LOG.warning("the server %s is left out: %s", member.server.url, why)
+        """Sends no turns to a failed server until it is admitted again."""
+        LOG.warning("the server %s is removed: %s", member.server.url, why)
         member.is_serving, member.why = False, why
         if not member.lost.done():
             member.lost.set_result(None)
         self._on_failed(member.server.url)
 
     def give_up(self, why: Exception) -> None:
-        """No server will be given weights any more: turns that wait for one raise ``why``."""
+        """Ends updates for good: turns that wait for a server raise ``why``."""
         self._end = why
         self._changed.set()
 
@@ -154,6 +156,6 @@ class ServerPool:
         names = "; ".join(f"{member.server.url}: {member.why}" for member in self.members)
         return (
             f"no server samples any more: none has worked for {self._lost_after_s:g} s "
-            f"(placement.engine.lost_after_s). {names}. Look into their logs, start them again "
-            f"where they have ended, and {GO_ON}"
+            f"(placement.engine.lost_after_s). {names}. Check their logs, restart those that have "
+            f"stopped, then {HOW_TO_RESUME}"
         )

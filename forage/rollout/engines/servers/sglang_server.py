@@ -1,7 +1,7 @@
-"""An SGLang server in its own words: ``/generate``, pauses, weights from files or through a group.
+"""Talks to an SGLang server: ``/generate``, pauses, weights from files or through a group.
 
-Written to the sources of SGLang 0.5.23; there is no build for a CPU, so it has met a stand-in of
-that schema and no real server.
+Written from the sources of SGLang 0.5.23. There is no CPU build, so it has been tested with a
+stand-in of that schema, not with a real server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Reason(BaseModel):
 
 
 class _Meta(BaseModel):
-    """An aborted turn may come without log-probabilities and versions."""
+    """Metadata of a turn; an aborted one may lack log-probabilities and versions."""
 
     finish_reason: _Reason
     output_token_logprobs: list[tuple[float, int, str | None]] = []
@@ -43,7 +43,7 @@ class _Meta(BaseModel):
 
 
 class _Turn(BaseModel):
-    """The part of a reply that is read."""
+    """The fields of a reply that are used."""
 
     output_ids: list[int]
     meta_info: _Meta
@@ -54,16 +54,16 @@ class _TextMeta(BaseModel):
 
 
 class _Text(BaseModel):
-    """The part about the tokens of the prompt; the first has no log-probability."""
+    """The prompt tokens' log-probabilities; the first token has none."""
 
     meta_info: _TextMeta
 
 
 class SglangServer:
-    """See ``EngineServer``; ``update_timeout_s`` is for each step of an update."""
+    """An ``EngineServer`` for SGLang; ``update_timeout_s`` applies to each step of an update."""
 
     group_name: str | None = "forage"
-    """One for all runs: the group of a run that was killed is found, and destroyed, by its name."""
+    """The same for all runs, so that the group of a killed run is found and destroyed."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class SglangServer:
         max_connections: int,
         keeps_keys: bool = False,
     ) -> None:
-        """``keeps_keys``: turns in flight go on over keys and values of the older weights."""
+        """``keeps_keys``: turns in flight keep the keys and values of the older weights."""
         self.url = url
         self._pause_mode = "in_place" if keeps_keys else "retract"
         self._http = EngineHttp(url, timeout_s, update_timeout_s, max_connections)
         self._numbers = itertools.count()
 
     async def sample(self, token_ids: Sequence[int], sampling: Sampling, salt: str) -> Completion:
-        """Sample one turn; see ``EngineServer``. A turn cancelled here is aborted there."""
+        """Samples one turn, as in ``EngineServer``; cancelling it aborts it at the server."""
         rid = f"{sampling.episode_key}/{salt}/{next(self._numbers)}"
         body = {
             "rid": rid,
@@ -109,23 +109,23 @@ class SglangServer:
         return await self._http.logprobs_of("/generate", body, partial(_read_text, token_ids))
 
     async def is_alive(self) -> bool:
-        """Asks for its state: its /health samples a token, and so fails while it is paused."""
+        """Whether it answers at /server_info; /health samples a token, so it fails while paused."""
         return await self._http.is_alive("/server_info")
 
     async def version(self) -> str:
-        told = await self._http.get("/model_info", "name its weights")
-        return str(told.get("weight_version"))
+        info = await self._http.get("/model_info", "report its weights' version")
+        return str(info.get("weight_version"))
 
     async def pause(self) -> None:
         await self._http.post("/pause_generation", {"mode": self._pause_mode}, "pause")
 
     async def resume(self) -> None:
-        await self._http.post("/continue_generation", {}, "go on")
+        await self._http.post("/continue_generation", {}, "resume")
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back; the server needs --enable-memory-saver."""
+        """Releases the GPU's memory; the server needs --enable-memory-saver."""
         await self._http.post("/pause_generation", {"mode": "abort"}, "pause")
-        # Told to release its memory while a batch is under way, it would end.
+        # Releasing memory while a batch runs would crash it.
         await self._http.tell(f"/flush_cache?timeout={_UNTIL_IDLE_S}", {}, "end its turns")
         tags = {"tags": ["weights", "kv_cache"]}
         await self._http.tell("/release_memory_occupation", tags, "sleep")
@@ -134,7 +134,7 @@ class SglangServer:
         await self._http.tell("/resume_memory_occupation", {"tags": [part]}, f"wake its {part}")
 
     async def forget_keys(self) -> None:
-        """Keys and values of older weights go; retracted turns compute theirs anew."""
+        """Drops keys and values of older weights; retracted turns recompute theirs."""
         await self._http.tell("/flush_cache", {}, "drop its cache")
 
     async def load_from_disk(self, folder: Path, version: str) -> None:
@@ -142,36 +142,36 @@ class SglangServer:
         await self._do("/update_weights_from_disk", body, f"load {folder}")
 
     async def num_workers(self) -> int:
-        """Its tensor-parallel ranks; raises ``ServerFailed`` where those are not all of them.
+        """The number of tensor-parallel ranks; raises ``ServerFailed`` if it has other ranks.
 
-        A worker's rank in the group is the offset and its tensor-parallel rank, so that two stages
-        of a pipeline would have the same; SGLang itself refuses data-parallel replicas.
+        A worker's rank in the group is the offset plus its tensor-parallel rank, which two pipeline
+        stages would share; SGLang itself refuses data-parallel replicas.
         """
         doing = "count its workers"
         info = await self._http.get("/server_info", doing)
         number, stages = info.get("tp_size"), info.get("pp_size", 1)
         if not isinstance(number, int) or number < 1:
-            raise ServerFailed.for_good(self.url, doing, f"it says that it has {number!r}")
+            raise ServerFailed.for_good(self.url, doing, f"it reports {number!r}")
         if stages != 1:
             why = f"its pipeline has {stages} stages: set placement.engine.transfer to disk"
             raise ServerFailed.for_good(self.url, doing, why)
         return number
 
     async def gpus(self) -> list[list[str]]:
-        """None: SGLang names no GPU, so each is taken for one that the trainer does not use."""
+        """Empty: SGLang does not report GPUs, so they are assumed to differ from the trainer's."""
         return []
 
     async def misfits(self, tensors: Tensors) -> list[str]:
-        """None: no route of SGLang compares names or shapes with those of its model.
+        """Empty: SGLang has no route that compares names or shapes with its model's.
 
-        A shape that does not fit is an error of ``receive``, and leaves the server half new. A name
-        that the model does not know is a line in SGLang's log, and one that does not come at all
-        keeps its older weights: neither is noticed here.
+        A wrong shape makes ``receive`` fail and leaves the server with some new and some old
+        weights. An unknown name is only logged by SGLang, and a missing name keeps its older
+        weights; neither is detected here.
         """
         return []
 
     async def join(self, info: JoinInfo) -> None:
-        """Join the trainer's group, and destroy an older one of the same name."""
+        """Joins the trainer's group, and destroys an older group of the same name."""
         name = {"group_name": self.group_name}
         await self._try("/destroy_weights_update_group", name, "leave an older group")
         body = {
@@ -185,7 +185,7 @@ class SglangServer:
         await self._do("/init_weights_update_group", body, "join the trainer's group")
 
     async def start_update(self) -> None:
-        """Open a session; one that an update left open, of a run that was killed, ends first."""
+        """Opens an update session, after ending one that a killed run left open."""
         if not await self._try("/begin_weight_update", {}, "start an update"):
             await self._try("/end_weight_update", {}, "end an older update")
             await self._in_session("/begin_weight_update", "start an update")
@@ -201,10 +201,10 @@ class SglangServer:
         await self._do("/update_weights_from_distributed", body, "receive weights")
 
     async def finish_update(self, version: str) -> None:
-        """The version comes last: with a bucket it would be that of weights still to come."""
+        """Ends the session, then sets the version, which would be wrong before the last bucket."""
         await self._in_session("/end_weight_update", "end the update")
         body = {"new_version": version, "abort_all_requests": False}
-        await self._do("/update_weight_version", body, "take a version")
+        await self._do("/update_weight_version", body, "set its version")
 
     async def abandon_update(self) -> None:
         await self._try("/end_weight_update", {}, "abandon an update")
@@ -215,13 +215,13 @@ class SglangServer:
         await self._http.close()
 
     async def _do(self, path: str, body: dict[str, Any], doing: str) -> None:
-        """Raises ``ServerFailed`` where it does not answer, or says that it has not done it."""
+        """Posts a request; raises ``ServerFailed`` if it fails or the reply reports failure."""
         reply = await self._http.post(path, body, doing)
         if reply.get("success") is False:
             raise ServerFailed.for_good(self.url, doing, str(reply.get("message")))
 
     async def _try(self, path: str, body: dict[str, Any], doing: str) -> bool:
-        """As ``_do`` for what there may be nothing to do: gives False where it is refused."""
+        """Like ``_do`` for what may be unnecessary: returns False if the server refuses it."""
         try:
             await self._do(path, body, doing)
         except ServerFailed as failed:
@@ -231,7 +231,7 @@ class SglangServer:
         return True
 
     async def _in_session(self, path: str, doing: str) -> None:
-        """As ``_do``; SGLang before June 2026 has no such route, and needs no session."""
+        """Like ``_do``, but ignores a missing route: SGLang before June 2026 has no sessions."""
         try:
             await self._do(path, {}, doing)
         except ServerFailed as failed:
@@ -240,7 +240,7 @@ class SglangServer:
 
 
 def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
-    """Every knob of the distribution: one left out would have the server's default."""
+    """Sets every sampling parameter: a missing one would get the server's default."""
     return {
         **common_knobs(sampling),
         "max_new_tokens": sampling.max_tokens,
@@ -254,19 +254,19 @@ def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
 
 
 def _read_turn(document: dict[str, Any], max_tokens: int) -> Completion:
-    """The turn; raises ``TurnAborted``, and ``ValueError`` for what is no turn."""
+    """Returns the turn; raises ``TurnAborted``, and ``ValueError`` for an invalid reply."""
     turn = _Turn.model_validate(document)
     reason, sampled = turn.meta_info.finish_reason.type, turn.meta_info.output_token_logprobs
     if reason != "abort" and turn.output_ids != [token_id for _, token_id, _ in sampled]:
-        raise ValueError("its log-probabilities are of other tokens than those it gives")
+        raise ValueError("its log-probabilities belong to other tokens than its turn")
     logprobs, spans = [logprob for logprob, _, _ in sampled], turn.meta_info.weight_versions
     return make_completion(turn.output_ids, logprobs, spans, reason, max_tokens)
 
 
 def _read_text(token_ids: Sequence[int], document: dict[str, Any]) -> list[float]:
-    """The log-probability of each token but the first; raises ``ValueError`` where one lacks."""
-    told = _Text.model_validate(document).meta_info.input_token_logprobs
-    values = [logprob for logprob, _, _ in told[1:] if logprob is not None]
-    if [token_id for _, token_id, _ in told] != list(token_ids) or len(values) != len(told) - 1:
-        raise ValueError(f"{len(values)} log-probabilities of {len(told)} tokens came")
+    """The log-probability of each token but the first; raises ``ValueError`` if one is missing."""
+    rows = _Text.model_validate(document).meta_info.input_token_logprobs
+    values = [logprob for logprob, _, _ in rows[1:] if logprob is not None]
+    if [token_id for _, token_id, _ in rows] != list(token_ids) or len(values) != len(rows) - 1:
+        raise ValueError(f"it has {len(values)} log-probabilities for {len(rows)} tokens")
     return values

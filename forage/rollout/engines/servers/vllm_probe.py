@@ -1,8 +1,8 @@
-"""What a vLLM server lacks for training: routes, settings, the model. Asked before a run begins.
+"""Finds what a vLLM server lacks for training (routes, settings, the model) before a run starts.
 
-``forage doctor --server URL`` prints what is found here; a run refuses to start with it. Names and
-shapes of the weights are compared at the first update, by the receiver in the server's workers,
-whose version is asked for here; without a receiver, sizes are compared here.
+``forage doctor --server URL`` prints the faults; a run refuses to start with a fatal one. The
+receiver in the server's workers, whose version is checked here, compares the weights' names and
+shapes at the first update; without a receiver, this file compares sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forage.rollout.engines.servers.vllm_settings import (
     ServerNeeds,
     device_of,
     names_receiver,
-    part,
+    section_of,
     with_adapters,
     wrong_settings,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 KNOWN_VERSION = "0.32"
 
 _TIMEOUT_S = 20.0
-_ACCOUNT_S = 180.0  # its account of itself lists every package of its environment
+_SERVER_INFO_S = 180.0  # /server_info lists every package of the server's environment
 _DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
 _ROUTES = {
     "/inference/v1/generate": "start it with --enable-scale-out",
@@ -57,8 +57,8 @@ _ROUTES = {
 _ROUTES_OF_SLEEP = {"/sleep": _DEV_MODE, "/wake_up": _DEV_MODE}
 _ROUTE_OF_ADAPTERS = "/v1/load_lora_adapter"
 _MOST_ALTERNATIVES = 20
-"""The most that ``rollout.num_alternatives`` may ask for."""
-_NO_TURN = Fault("its reply is no turn", "is it a vLLM server?")
+"""The maximum of ``rollout.num_alternatives``."""
+_NO_TURN = Fault("its reply is not a valid turn", "make sure that it is a vLLM server")
 
 
 async def find_faults(
@@ -71,28 +71,28 @@ async def find_faults(
     sleeps: bool | None = False,
     model: PretrainedConfig | None = None,
 ) -> list[Fault]:
-    """What is wrong with the server at ``url``.
+    """Returns what is wrong with the server at ``url``.
 
-    ``has_receiver``: whether it should have Forage's. ``max_tokens`` is the budget of an episode,
-    ``codec`` has the recipe's tokenizer, and ``model`` its sizes; without them they are not
-    compared. ``lora_rank`` is that of adapters which it should hold beside its model,
-    ``num_alternatives`` that of the recipe's rollout: None where no recipe is known, so that too
-    few for some recipe are no fatal fault. ``sleeps`` is ``placement.engine.offload``, and None
-    likewise.
+    ``has_receiver``: whether it must have Forage's receiver. ``max_tokens``: an episode's budget.
+    ``codec`` and ``model`` provide the recipe's tokenizer and sizes, which are not compared without
+    them. ``lora_rank``: the rank of the adapters that it must hold in addition to its model.
+    ``num_alternatives`` and ``sleeps`` are the recipe's ``rollout.num_alternatives`` and
+    ``placement.engine.offload``; None if no recipe is given, so that what only some recipes need
+    is not a fatal fault.
     """
     needs = ServerNeeds(has_receiver, max_tokens, codec, lora_rank, num_alternatives, sleeps, model)
     http = JsonServer(url, max_connections=4)
     try:
         health = await http.get("/health", _TIMEOUT_S)
         if isinstance(health, RemoteFailure):
-            remedy = "is it running, and is this its address?"
+            remedy = "make sure that it is running and that the address is right"
             return [Fault(f"it does not answer at /health: {health.detail}", remedy)]
         faults = await _missing_routes(http, _routes(needs))
         if faults and faults[-1].is_fatal:
             return faults
         faults += await _wrong_settings(http, needs)
         if paused := await _paused(http):
-            return [*faults, paused]  # whatever it were asked to sample would wait
+            return [*faults, paused]  # requests to sample would wait
         if codec is not None:
             faults += await _other_tokenizer(http, codec)
         if num_alternatives != 0:
@@ -104,7 +104,7 @@ async def find_faults(
 
 
 def _routes(needs: ServerNeeds) -> dict[str, str]:
-    """The routes that it must have, and what gives it each."""
+    """The routes that it must have, each with what enables it."""
     of_adapters = {_ROUTE_OF_ADAPTERS: with_adapters(needs.lora_rank)}
     return {
         **_ROUTES,
@@ -114,36 +114,38 @@ def _routes(needs: ServerNeeds) -> dict[str, str]:
 
 
 async def _missing_routes(http: JsonServer, routes: Mapping[str, str]) -> list[Fault]:
-    """Its version, where that is another than the one this is written for, and its routes."""
+    """Returns an untested version, and missing routes, as faults."""
     faults: list[Fault] = []
     about = await http.get("/version", _TIMEOUT_S)
     version = "" if isinstance(about, RemoteFailure) else str(about.get("version", ""))
     if not version.startswith(KNOWN_VERSION):
         remedy = f"Forage is tested with vLLM {KNOWN_VERSION}"
         faults.append(Fault(f"its version is {version or 'unknown'}", remedy, is_fatal=False))
-    pages = await http.get("/openapi.json", _ACCOUNT_S)  # seconds of work at the first request
+    pages = await http.get(
+        "/openapi.json", _SERVER_INFO_S
+    )  # the first request takes seconds of work
     if isinstance(pages, RemoteFailure):
-        remedy = "is it busy, or started with --disable-fastapi-docs?"
+        remedy = "if it was started with --disable-fastapi-docs, leave that out; otherwise retry"
         return [*faults, Fault(f"it does not list its routes: {pages.detail}", remedy)]
-    paths = part(pages, "paths")
+    paths = section_of(pages, "paths")
     missing: dict[str, list[str]] = {}
     for route, remedy in routes.items():
         if route not in paths:
             missing.setdefault(remedy, []).append(route)
     if not version and not any(route in paths for route in routes):
-        remedy = "is this the address of another kind of server? Training samples with vLLM's"
+        remedy = "training needs a vLLM server; check the address"
         return [Fault("it has none of the routes of a vLLM server", remedy)]
     return [*faults, *(Fault(f"it has no {', '.join(of)}", why) for why, of in missing.items())]
 
 
 async def _wrong_settings(http: JsonServer, needs: ServerNeeds) -> list[Fault]:
-    about = await http.get("/server_info?config_format=json", _ACCOUNT_S)
+    about = await http.get("/server_info?config_format=json", _SERVER_INFO_S)
     if isinstance(about, RemoteFailure):
-        return [Fault(f"it does not say how it was started: {about.detail}", _DEV_MODE)]
-    config = part(about, "vllm_config")
+        return [Fault(f"it does not report its settings: {about.detail}", _DEV_MODE)]
+    config = section_of(about, "vllm_config")
     if not config:
-        remedy = f"is it a vLLM server of version {KNOWN_VERSION}?"
-        return [Fault("it does not say how it was started: its reply has no vllm_config", remedy)]
+        remedy = f"make sure that it is a vLLM server of version {KNOWN_VERSION}"
+        return [Fault("it does not report its settings: its reply has no vllm_config", remedy)]
     faults = wrong_settings(config, needs)
     if names_receiver(config):
         faults += await _other_receiver(http)
@@ -153,7 +155,7 @@ async def _wrong_settings(http: JsonServer, needs: ServerNeeds) -> list[Fault]:
 
 
 async def _other_receiver(http: JsonServer) -> list[Fault]:
-    """Whether its receiver is another one than this Forage's: a user's server has a copy."""
+    """Returns a fault if its receiver, a copy on a user's server, has another version."""
     method = "receiver_version"
     reply = await http.post("/collective_rpc", {"method": method}, _TIMEOUT_S)
     if not isinstance(reply, RemoteFailure):
@@ -165,52 +167,51 @@ async def _other_receiver(http: JsonServer) -> list[Fault]:
     elif is_unknown(method, reply):
         found = f"{FIRST_NUMBERED_RECEIVER - 1} or older"
     else:
-        what = f"it does not say which receiver for weights it has: {reply.detail}"
-        return [Fault(what, "look into its log")]
+        what = f"it does not report the version of its weight receiver: {reply.detail}"
+        return [Fault(what, "check its log")]
     what = (
-        f"its receiver for weights is of version {found}, and this Forage needs version "
-        f"{RECEIVER_VERSION}"
+        f"its weight receiver has version {found}, but this Forage needs version {RECEIVER_VERSION}"
     )
     remedy = (
-        f"put {shipped('plugins')} (forage recipes --out DIR copies it) on its PYTHONPATH in the "
-        "place of the other one, and start it again"
+        f"replace the old one on its PYTHONPATH by {shipped('plugins')} (forage recipes --out DIR "
+        "copies it), and restart it"
     )
     return [Fault(what, remedy)]
 
 
 async def _wrong_for_files(http: JsonServer, model: PretrainedConfig, device: str) -> list[Fault]:
-    """What vLLM's own load of files does not tell: another model is taken for this one."""
+    """Returns faults that vLLM's own loading from files would not report."""
     faults: list[Fault] = []
     if device == "cpu" and model.get_text_config().tie_word_embeddings:
-        what = "on a CPU vLLM keeps the old head where it is tied, if it loads files by itself"
+        what = "on a CPU, vLLM's own loading from files keeps the old weights of a tied head"
         faults.append(Fault(what, WITH_RECEIVER))
     reply = await http.post("/collective_rpc", {"method": "get_model_inspection"}, _TIMEOUT_S)
     drawings = None if isinstance(reply, RemoteFailure) else reply.get("results")
     if not isinstance(drawings, list) or not drawings:
-        what = "it does not say how large its model is, which is not compared with model.path"
+        what = "it does not report its model's sizes, so they are not compared with model.path"
         return [*faults, Fault(what, "compare them yourself", is_fatal=False)]
     if others := other_sizes(str(drawings[0]), model):
-        what = f"it serves another model than model.path: {'; '.join(others)}"
+        what = f"its model differs from model.path: {'; '.join(others)}"
         faults.append(Fault(what, "start it with the model of model.path"))
     return faults
 
 
 async def _paused(http: JsonServer) -> Fault | None:
-    """Whether it samples nothing because it was told so; also said of one that sleeps."""
+    """Returns a fault if it is paused or asleep; vLLM reports both as sleeping."""
     state = await http.get("/is_sleeping", _TIMEOUT_S)
     if isinstance(state, RemoteFailure) or not state.get("is_sleeping"):
         return None
     remedy = (
-        "a run that uses it now is changing its weights, or one that was killed has left it so: "
-        "the next run lets it go on. So does POST /collective_rpc with the method "
-        "abandon_weight_update, then POST /wake_up, then POST /resume; but its weights may be half "
-        "new, or gone, before POST /collective_rpc with the method reload_weights"
+        "either a run is updating its weights now, or a killed run left it so and the next run "
+        "resumes it. To resume it by hand, POST /collective_rpc with the method "
+        "abandon_weight_update, then /wake_up, then /resume; its weights may be incomplete or "
+        "missing until you POST /collective_rpc with the method reload_weights"
     )
     return Fault("it is paused or asleep", remedy)
 
 
 async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:
-    """Whether what it samples reads alike in its tokenizer and in the recipe's."""
+    """Returns a fault if its tokenizer decodes sampled tokens differently than the recipe's."""
     body = {
         "token_ids": codec.encode_trusted(PROBE),
         "output_mode": "text",
@@ -230,14 +231,14 @@ async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:
         return [_NO_TURN]
     if reads_alike(mine, text):
         return []
-    remedy = "name the served model's own tokenizer with model.path"
-    return [Fault(f"its tokens read {text!r} there and {mine!r} with model.path", remedy)]
+    remedy = "set model.path to the served model's own tokenizer"
+    return [Fault(f"its tokens decode to {text!r} there but to {mine!r} with model.path", remedy)]
 
 
 async def _too_few_alternatives(http: JsonServer, number: int | None) -> list[Fault]:
-    """Whether it gives as many alternatives beside a token as recipes ask for."""
+    """Returns a fault if it returns fewer alternatives per token than recipes request."""
     most = _MOST_ALTERNATIVES if number is None else number
-    # The sampled token comes first, and counts.
+    # The sampled token comes first and is counted.
     params = {"max_tokens": 1, "temperature": 0.0, "logprobs": most + 1}
     body = {"token_ids": [0, 1], "sampling_params": params}
     reply = await http.post("/inference/v1/generate", body, _TIMEOUT_S)
@@ -252,15 +253,15 @@ async def _too_few_alternatives(http: JsonServer, number: int | None) -> list[Fa
             return [_NO_TURN]
         if count >= most:
             return []
-        given = f"it gives {count}"
+        given = f"it returns {count}"
     recipe = f"recipes with rollout.num_alternatives: {most}" if number is None else "this recipe"
-    remedy = f"start it with --max-logprobs {most + 1}, which {recipe} needs"
-    what = f"it does not give {most} alternatives beside a token: {given}"
+    remedy = f"start it with --max-logprobs {most + 1} for {recipe}"
+    what = f"it does not return {most} alternatives per token: {given}"
     return [Fault(what, remedy, is_fatal=number is not None)]
 
 
 def _cannot_sample(failure: RemoteFailure) -> Fault:
-    remedy = "look into its log"
+    remedy = "check its log"
     if failure.status in (401, 403):
-        remedy = "start it without --api-key and VLLM_API_KEY: Forage sends such servers no key"
+        remedy = "start it without --api-key and VLLM_API_KEY: Forage sends it no key"
     return Fault(f"it cannot sample: {failure.detail}", remedy)

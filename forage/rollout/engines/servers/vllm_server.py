@@ -1,7 +1,7 @@
-"""A vLLM server in its own words: ``/inference/v1/generate``, and the routes that update weights.
+"""Talks to a vLLM server: ``/inference/v1/generate``, and the routes that update weights.
 
-Token ids go in and come back, each with the log-probability that it was sampled at and the version
-of the weights behind it. Written for vLLM 0.32 as ``forage.cluster.model_servers`` starts it.
+It sends token ids and gets token ids back, each with its log-probability and the version of the
+weights that sampled it. Written for vLLM 0.32 as ``forage.cluster.model_servers`` starts it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from forage.types import Completion, Sampling
 LOG = logging.getLogger(__name__)
 
 _ADAPTERS = "adapters"
-"""The name of the policy's adapters at a server that has the base alone."""
+"""The name of the policy's adapters at a server that serves the base model."""
 
 
 class VllmServer:
-    """See ``EngineServer``; ``update_timeout_s`` is for each step of an update."""
+    """An ``EngineServer`` for vLLM; ``update_timeout_s`` applies to each step of an update."""
 
     group_name: str | None = None
 
@@ -53,16 +53,16 @@ class VllmServer:
         max_connections: int,
         keeps_base: bool = False,
     ) -> None:
-        """``keeps_base``: updates bring adapters alone, so its weights must outlast its sleep."""
+        """``keeps_base``: updates bring only adapters, so the base must survive a sleep."""
         self.url = url
         self._sleep_level = 1 if keeps_base else 2
         self._http = EngineHttp(url, timeout_s, update_timeout_s, max_connections)
         self._numbers = itertools.count()
         self._model: dict[str, str] = {}
-        """What names the model in a turn: nothing for the one that is served."""
+        """The request field that names the model; empty for the base model."""
 
     async def sample(self, token_ids: Sequence[int], sampling: Sampling, salt: str) -> Completion:
-        """Sample one turn; see ``EngineServer``. A turn cancelled here is aborted there."""
+        """Samples one turn, as in ``EngineServer``; cancelling it aborts it at the server."""
         body = {
             "request_id": f"{sampling.episode_key}/{next(self._numbers)}",
             "token_ids": list(token_ids),
@@ -88,34 +88,34 @@ class VllmServer:
         return await self._http.is_alive()
 
     async def version(self) -> str:
-        return str((await self._http.get("/weight_info", "name its weights")).get("weight_version"))
+        info = await self._http.get("/weight_info", "report its weights' version")
+        return str(info.get("weight_version"))
 
     async def num_workers(self) -> int:
-        """Processes that hold a part of the weights: its ranks in the trainer's group."""
         doing = "count its workers"
         number = (await self._http.get("/get_world_size", doing)).get("world_size")
         if not isinstance(number, int) or number < 1:
-            raise ServerFailed.for_good(self.url, doing, f"it says that it has {number!r}")
+            raise ServerFailed.for_good(self.url, doing, f"it reports {number!r}")
         return number
 
     async def gpus(self) -> list[list[str]]:
-        """The GPU of each worker and NCCL's version there, as ``name_gpu`` says it."""
-        doing = "name its GPUs"
+        """Each worker's GPU and NCCL version, in the format of ``name_gpu``."""
+        doing = "report its GPUs"
         found = await self._call("name_gpu", {}, doing)
         if not isinstance(found, list) or not all(isinstance(each, list) for each in found):
-            raise ServerFailed.for_good(self.url, doing, f"its workers say {found!r}")
+            raise ServerFailed.for_good(self.url, doing, f"its workers reply {found!r}")
         return found
 
     async def pause(self) -> None:
         await self._http.post("/pause?mode=keep&clear_cache=false", {}, "pause")
 
     async def resume(self) -> None:
-        await self._http.post("/resume", {}, "go on")
+        await self._http.post("/resume", {}, "resume")
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back; does nothing on a CPU.
+        """Releases the GPU's memory; does nothing on a CPU.
 
-        Level 1 keeps the weights in host memory, level 2 drops them: the next update brings them.
+        Level 1 keeps the weights in host memory; level 2 drops them until the next update.
         """
         await self._http.post(f"/sleep?level={self._sleep_level}&mode=abort", {}, "sleep")
 
@@ -123,16 +123,17 @@ class VllmServer:
         await self._http.post(f"/wake_up?tags={part}", {}, f"wake its {part}")
 
     async def take_over(self) -> bool:
-        """Let it go on, and wake it, if a run that was killed has left it paused or asleep.
+        """Wakes and resumes it if a killed run left it paused or asleep.
 
-        Returns whether one has: then its weights may be half new, or gone, before the first update.
+        Returns whether that was so; its weights may then be partly updated or missing until the
+        first update.
         """
-        state = await self._http.get("/is_sleeping", "say whether it sleeps")
-        if not state.get("is_sleeping"):  # so it says of a pause, too
+        state = await self._http.get("/is_sleeping", "report whether it sleeps")
+        if not state.get("is_sleeping"):  # also true while paused
             return False
-        LOG.warning("the server %s was left paused or asleep: it goes on", self.url)
-        # First: one that was only paused goes on as soon as it is woken, and a turn that meets
-        # layers without weights ends it.
+        LOG.warning("the server %s was left paused or asleep; resuming it", self.url)
+        # First, because waking also resumes a server that was only paused, and a turn that reaches
+        # layers without weights would crash it.
         await self._abandon_if_it_can()
         await self.wake("weights")
         await self.wake("kv_cache")
@@ -142,20 +143,20 @@ class VllmServer:
     async def _abandon_if_it_can(self) -> None:
         try:
             await self.abandon_update()
-        except ServerFailed as failed:  # without the receiver there is no update to end
+        except ServerFailed as failed:  # without the receiver there is no update to cancel
             if not is_unknown("abandon_weight_update", failed.failure):
                 raise
 
     async def forget_keys(self) -> None:
-        """Keys and values of older weights go; turns in flight compute theirs anew."""
+        """Drops keys and values of older weights; turns in flight recompute theirs."""
         await self._http.post(
             "/reset_prefix_cache?reset_running_requests=true", {}, "drop its cache"
         )
 
     async def misfits(self, tensors: Tensors) -> list[str]:
-        """Why these tensors are not those of the served model, a sentence each.
+        """How these tensors differ from the served model's, one sentence each.
 
-        A server without the receiver says nothing; ``find_faults`` compares its sizes.
+        Empty for a server without the receiver, whose sizes ``find_faults`` compares.
         """
         kwargs = {"names": tensors.names, "shapes": tensors.shapes}
         doing = "check the weights' names"
@@ -166,32 +167,33 @@ class VllmServer:
                 return []
             raise
         if not isinstance(found, list) or not found:
-            raise ServerFailed.for_good(self.url, doing, f"its workers say {found!r}")
+            raise ServerFailed.for_good(self.url, doing, f"its workers reply {found!r}")
         return found[0] if isinstance(found[0], list) else [str(found[0])]
 
     async def other_base(self, columns: Columns) -> list[str]:
-        """Why its base is another one than that of these columns, a sentence each.
+        """How its base model differs from the one with these columns, one sentence each.
 
-        Columns that the server does not keep as such, or has quantized, are not compared.
+        Columns that the server fuses or quantizes are not compared.
         """
-        doing = "say what its base is"
+        doing = "report its base model"
         found = await self._call("first_columns", {"names": list(columns)}, doing)
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-            raise ServerFailed.for_good(self.url, doing, f"its workers say {found!r}")
+            raise ServerFailed.for_good(self.url, doing, f"its workers reply {found!r}")
         theirs: Columns = {}
-        for of_worker in reversed(found):  # the first has the first rows of what is cut
+        for of_worker in reversed(found):  # the first worker has a sharded layer's first rows
             theirs |= of_worker
         if not theirs:
-            LOG.warning("the server %s: its base cannot be compared with model.path", self.url)
+            LOG.warning(
+                "the base model of the server %s cannot be compared with model.path", self.url
+            )
         others = {name: _first_other(theirs.get(name, []), mine) for name, mine in columns.items()}
         return [
-            f"{name} has {pair[0]:.6g} in its first column there, and {pair[1]:.6g} here"
+            f"the first column of {name} has {pair[0]:.6g} there but {pair[1]:.6g} here"
             for name, pair in others.items()
             if pair is not None
         ]
 
     async def join(self, info: JoinInfo) -> None:
-        """Join the trainer's group, which the trainer makes at the same time."""
         body = {"init_info": asdict(info)}
         await self._http.post("/init_weight_transfer_engine", body, "join the trainer's group")
 
@@ -199,7 +201,6 @@ class VllmServer:
         await self._http.post("/start_weight_update", {}, "start an update")
 
     async def receive(self, bucket: Bucket) -> None:
-        """Take a bucket, which the trainer broadcasts at the same time."""
         info = {
             **asdict(bucket.tensors),
             "starts": bucket.starts,
@@ -213,13 +214,13 @@ class VllmServer:
         )
 
     async def abandon_update(self) -> None:
-        """End an update that will not go on: the weights are half new until the next one."""
+        """Cancels an update; the weights are partly updated until the next one."""
         await self._call("abandon_weight_update", {}, "abandon an update")
 
     async def load_from_disk(self, folder: Path, version: str) -> None:
-        """Through the receiver's method, or through vLLM's own where there is no receiver.
+        """Loads with the receiver's method, or with vLLM's own if there is no receiver.
 
-        ``find_faults`` refuses a server that vLLM's own would leave with its old head.
+        ``find_faults`` refuses a server for which vLLM's own method would keep the old head.
         """
         try:
             await self._call("load_from_disk", {"folder": str(folder)}, f"load {folder}")
@@ -227,52 +228,52 @@ class VllmServer:
             if not is_unknown("load_from_disk", failed.failure):
                 raise
             await self._reload_by_itself(folder)
-        await self._http.post("/update_weight_version", {"new_version": version}, "take a version")
+        await self._http.post("/update_weight_version", {"new_version": version}, "set its version")
 
     async def _reload_by_itself(self, folder: Path) -> None:
         doing = f"load {folder}"
         try:
             await self._call("reload_weights", {"weights_path": str(folder)}, doing)
         except ServerFailed:
-            # Layers are without weights, and the next turn would end the server. A load of nothing
-            # puts back what they had.
+            # The layers have no weights now, and the next turn would crash the server. Loading
+            # nothing restores their weights.
             with suppress(ServerFailed):
                 await self._call("reload_weights", {"weights_iterator": []}, doing)
             raise
 
     async def load_adapters(self, folder: Path, version: str) -> None:
-        """Adapters of peft in the place of those that it has; turns name them from then on."""
+        """Loads peft adapters, replacing earlier ones; later turns use them."""
         if _ADAPTERS in await self._models():
             await self._call("load_adapters", {"folder": str(folder)}, f"load {folder}")
         else:
             body = {"lora_name": _ADAPTERS, "lora_path": str(folder)}
             await self._http.tell("/v1/load_lora_adapter", body, f"load {folder}")
         self._model = {"model": _ADAPTERS}
-        await self._http.post("/update_weight_version", {"new_version": version}, "take a version")
+        await self._http.post("/update_weight_version", {"new_version": version}, "set its version")
 
     async def close(self) -> None:
         await self._http.close()
 
     async def _models(self) -> list[str]:
-        doing = "name its models"
+        doing = "list its models"
         models = (await self._http.get("/v1/models", doing)).get("data")
         if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):
-            raise ServerFailed.for_good(self.url, doing, f"it says that they are {models!r}")
+            raise ServerFailed.for_good(self.url, doing, f"it reports {models!r}")
         return [str(model.get("id")) for model in models]
 
     async def _call(self, method: str, kwargs: dict[str, Any], doing: str) -> Any:
-        """A method of all its workers: what each of them says, if the server is vLLM's."""
+        """Calls a method of all workers; returns the list of their results."""
         body = {"method": method, "kwargs": kwargs}
         return (await self._http.post("/collective_rpc", body, doing)).get("results")
 
 
 def is_unknown(method: str, failure: RemoteFailure) -> bool:
-    """Whether its workers have no such method: vLLM says so in these words."""
+    """Whether the failure is vLLM's message that its workers have no such method."""
     return f"Method {method!r} is not implemented" in failure.said
 
 
 def _first_other(theirs: Sequence[float], mine: Sequence[float]) -> tuple[float, float] | None:
-    """The first pair that is not the same number in two types: bfloat16 keeps 8 bits."""
+    """The first pair of numbers that differ by more than bfloat16 rounding (8 bits), or None."""
     pairs = zip(theirs, mine, strict=False)  # a worker may have a part of the rows
     other = (pair for pair in pairs if not math.isclose(*pair, rel_tol=2**-7, abs_tol=1e-7))
     return next(other, None)

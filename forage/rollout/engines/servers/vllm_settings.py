@@ -1,6 +1,6 @@
-"""What a recipe wants of a vLLM server, and what the server's settings lack of it.
+"""What a recipe requires of a vLLM server, and which requirements its settings miss.
 
-Nothing is asked here: ``vllm_probe.py`` does, and finds the rest.
+Nothing is sent here: ``vllm_probe.py`` queries the server and finds the rest.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 RECEIVER_VERSION = 3
-"""That of this Forage's own: ``VERSION`` in plugins/forage_receiver.py."""
+"""The version of this Forage's receiver: ``VERSION`` in plugins/forage_receiver.py."""
 FIRST_NUMBERED_RECEIVER = 2
-"""Those before it have no version to say."""
+"""The first receiver that reports a version."""
 WITH_RECEIVER = (
     f"start it with {shipped('plugins')} (forage recipes --out DIR copies it) on PYTHONPATH, "
     "--worker-extension-cls forage_receiver.Receiver and --weight-transfer-config "
@@ -30,7 +30,7 @@ WITH_RECEIVER = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with a server, and what to do about it."""
+    """A problem with a server, and how to fix it."""
 
     what: str
     remedy: str
@@ -41,7 +41,7 @@ class Fault:
 
 
 class ServerNeeds(NamedTuple):
-    """What is wanted of a server: all that ``find_faults`` takes after its address."""
+    """The requirements of a server: the arguments of ``find_faults`` after its URL."""
 
     has_receiver: bool
     max_tokens: int
@@ -55,9 +55,9 @@ class ServerNeeds(NamedTuple):
     def of(
         cls, config: RunConfig, codec: Codec | None, model: PretrainedConfig | None = None
     ) -> ServerNeeds:
-        """By a recipe whose engine is vLLM; ``model`` is the configuration of ``model.path``."""
+        """The requirements of a recipe with vLLM; ``model`` is the config of ``model.path``."""
         engine, lora = config.placement.engine, config.model.lora
-        assert isinstance(engine, VllmPlacement), "only vLLM is asked"
+        assert isinstance(engine, VllmPlacement), "only vLLM servers are probed"
         return cls(
             has_receiver=engine.transfer != "disk",
             max_tokens=config.environment.max_tokens,
@@ -70,15 +70,15 @@ class ServerNeeds(NamedTuple):
 
 
 def wrong_settings(config: Mapping[str, Any], needs: ServerNeeds) -> list[Fault]:
-    """What is wrong with the settings that a server tells of itself."""
+    """Returns what is wrong with the settings that a server reports."""
     return [*_wrong_for_turns(config, needs), *_wrong_for_updates(config, needs)]
 
 
 def _wrong_for_turns(config: Mapping[str, Any], needs: ServerNeeds) -> Iterator[Fault]:
-    model, scheduler = part(config, "model_config"), part(config, "scheduler_config")
+    model, scheduler = section_of(config, "model_config"), section_of(config, "scheduler_config")
     if (mode := model.get("logprobs_mode")) != "processed_logprobs":
         remedy = "start it with --logprobs-mode processed_logprobs"
-        yield Fault(f"its log-probabilities are {mode}", remedy)
+        yield Fault(f"its logprobs_mode is {mode}", remedy)
     if (source := model.get("generation_config")) != "vllm":
         remedy = "start it with --generation-config vllm"
         yield Fault(f"its sampling defaults come from {source!r}", remedy, is_fatal=False)
@@ -86,24 +86,24 @@ def _wrong_for_turns(config: Mapping[str, Any], needs: ServerNeeds) -> Iterator[
         remedy = (
             f"start it with --max-model-len {needs.max_tokens}, or lower environment.max_tokens"
         )
-        yield Fault(f"its context of {longest} tokens holds no episode", remedy)
+        yield Fault(f"its context of {longest} tokens is too short for an episode", remedy)
     if device_of(config) == "cpu" and scheduler.get("enable_chunked_prefill"):
         remedy = "start it with --no-enable-chunked-prefill --max-num-batched-tokens 8192"
-        yield Fault("seeded sampling after a chunked prefill ends it on a CPU", remedy)
+        yield Fault("on a CPU, seeded sampling after a chunked prefill crashes it", remedy)
 
 
 def _wrong_for_updates(config: Mapping[str, Any], needs: ServerNeeds) -> Iterator[Fault]:
     if needs.has_receiver and not names_receiver(config):
         remedy = f"{WITH_RECEIVER}, or set placement.engine.transfer: disk"
-        yield Fault("it has no receiver for weights", remedy)
-    room = _number(part(config, "lora_config"), "max_lora_rank")
+        yield Fault("it has no weight receiver", remedy)
+    room = _number(section_of(config, "lora_config"), "max_lora_rank")
     if room < needs.lora_rank:
         remedy = with_adapters(needs.lora_rank)
-        yield Fault(f"it has room for adapters of rank {room}", remedy)
-    keeps_memory = part(config, "model_config").get("enable_sleep_mode") is False
+        yield Fault(f"it accepts adapters only up to rank {room}", remedy)
+    keeps_memory = section_of(config, "model_config").get("enable_sleep_mode") is False
     if keeps_memory and device_of(config) != "cpu" and needs.sleeps is not False:
         remedy = "start it with --enable-sleep-mode, which placement.engine.offload needs"
-        what = "it keeps its GPU's memory while it sleeps"
+        what = "it does not release GPU memory while it sleeps"
         yield Fault(what, remedy, is_fatal=needs.sleeps is not None)
 
 
@@ -116,20 +116,20 @@ def with_adapters(rank: int) -> str:
 
 def names_receiver(config: Mapping[str, Any]) -> bool:
     """Whether the settings name Forage's receiver."""
-    return part(config, "weight_transfer_config").get("backend") == "forage"
+    return section_of(config, "weight_transfer_config").get("backend") == "forage"
 
 
 def device_of(config: Mapping[str, Any]) -> str:
-    """What it computes on, "cpu" or "cuda" for example."""
-    return str(part(config, "device_config").get("device"))
+    """The type of its device, for example "cpu" or "cuda"."""
+    return str(section_of(config, "device_config").get("device"))
 
 
-def part(told: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A part of what the server tells, empty where it has none of that shape."""
-    part = told.get(name)
-    return part if isinstance(part, dict) else {}
+def section_of(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A section of a server's reported settings; empty if it is not a dictionary."""
+    section = settings.get(name)
+    return section if isinstance(section, dict) else {}
 
 
-def _number(told: Mapping[str, Any], name: str) -> int:
-    number = told.get(name)
+def _number(settings: Mapping[str, Any], name: str) -> int:
+    number = settings.get(name)
     return number if isinstance(number, int) else 0

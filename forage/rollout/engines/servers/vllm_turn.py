@@ -1,4 +1,4 @@
-"""A turn in vLLM's words: what ``/inference/v1/generate`` is asked, and what its reply says."""
+"""Requests to and replies of vLLM's ``/inference/v1/generate``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forage.types import Alternatives, Completion, Sampling
 _CUT_OFF = -9999.0
 
 TEXT_PARAMS = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-"""Asks for the log-probabilities of a text; the one token that must be sampled is not read."""
+"""Requests a text's log-probabilities; the one token that must be sampled is ignored."""
 
 
 class _Candidate(BaseModel):
@@ -34,7 +34,7 @@ class _Logprobs(BaseModel):
 
 
 class _Tokens(BaseModel):
-    """The part of a choice that is read, without its versions."""
+    """The fields of a choice that are used, without the versions."""
 
     token_ids: list[int]
     finish_reason: str
@@ -50,19 +50,19 @@ class _Reply(BaseModel):
 
 
 class _Text(BaseModel):
-    """The part about the tokens of the prompt: by token id, and nothing for the first."""
+    """The prompt tokens' log-probabilities, by token id; None for the first token."""
 
     prompt_logprobs: list[dict[int, _Logprob] | None]
 
 
-class _ReplyBefore(BaseModel):
-    """Of weights that no run has brought, whose version is no number."""
+class _ReplyBeforeUpdate(BaseModel):
+    """A reply before the first update, whose version is not a number."""
 
     choices: list[_Tokens] = Field(min_length=1, max_length=1)
 
 
 def sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
-    """Every knob of the distribution: one left out would have the server's default."""
+    """Sets every sampling parameter: a missing one would get the server's default."""
     return {
         **common_knobs(sampling),
         "max_tokens": sampling.max_tokens,
@@ -72,13 +72,13 @@ def sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
         "seed": request_seed(sampling, position),
         "include_stop_str_in_output": True,
         "ignore_eos": False,
-        # The sampled token comes first, and counts: as many others as asked for need one more.
+        # The sampled token comes first and is counted, so alternatives need one more.
         "logprobs": sampling.num_alternatives + bool(sampling.num_alternatives),
     }
 
 
 def read_turn(document: dict[str, Any], sampling: Sampling) -> Completion:
-    """The turn; raises ``TurnAborted``, and ``ValueError`` for what is no turn."""
+    """Returns the turn; raises ``TurnAborted``, and ``ValueError`` for an invalid reply."""
     (choice,) = _Reply.model_validate(document).choices
     logprobs = [each.logprob for each in choice.logprobs.content]
     spans, reason = choice.weight_versions, choice.finish_reason
@@ -90,27 +90,27 @@ def read_turn(document: dict[str, Any], sampling: Sampling) -> Completion:
 
 
 def read_text(document: dict[str, Any], token_ids: Sequence[int]) -> list[float]:
-    """The log-probability of each token but the first; raises ``ValueError`` where one lacks."""
-    told = _Text.model_validate(document).prompt_logprobs
+    """The log-probability of each token but the first; raises ``ValueError`` if one is missing."""
+    rows = _Text.model_validate(document).prompt_logprobs
     values = [
         row[token_id].logprob
-        for row, token_id in zip(told, token_ids, strict=False)
+        for row, token_id in zip(rows, token_ids, strict=False)
         if row is not None and token_id in row
     ]
     if len(values) != len(token_ids) - 1:
-        raise ValueError(f"{len(values)} log-probabilities of {len(token_ids)} tokens came")
+        raise ValueError(f"it has {len(values)} log-probabilities for {len(token_ids)} tokens")
     return values
 
 
 def count_alternatives(document: dict[str, Any]) -> int:
-    """Those beside the one token of a turn; raises ``ValueError`` for what is no turn."""
-    (choice,) = _ReplyBefore.model_validate(document).choices
+    """Counts the alternatives of a turn of one token; raises ``ValueError`` if invalid."""
+    (choice,) = _ReplyBeforeUpdate.model_validate(document).choices
     (token,) = choice.logprobs.content
     return len(token.top_logprobs) - 1
 
 
-def _alternatives(told: _Logprob, number: int) -> Alternatives:
-    """The likeliest first, to 4 places, without what was cut off: vLLM gives that as -9999."""
-    ordered = sorted(told.top_logprobs, key=lambda one: -one.logprob)
+def _alternatives(token: _Logprob, number: int) -> Alternatives:
+    """The likeliest first, to 4 places, without excluded tokens, which vLLM gives as -9999."""
+    ordered = sorted(token.top_logprobs, key=lambda one: -one.logprob)
     kept = (one for one in ordered[:number] if one.logprob > _CUT_OFF)
     return tuple((one.token_id, round(one.logprob, 4)) for one in kept)

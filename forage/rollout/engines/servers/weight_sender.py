@@ -1,7 +1,7 @@
-"""The trainer's end of the way of weights through a group: buckets, broadcast.
+"""Sends the trainer's weights through a process group, in buckets.
 
-The other end is ``plugins/forage_receiver.py`` in the workers of vLLM, which takes a bucket as a
-run of bytes, or the workers of SGLang, which take its tensors one by one.
+The receivers are ``plugins/forage_receiver.py`` in vLLM's workers, which takes a bucket as
+contiguous bytes, or SGLang's workers, which take its tensors one by one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from forage.rollout.engines.servers.engine_server import Bucket, JoinInfo, Tenso
 from forage.rollout.engines.servers.sender_group import GroupPlan, SenderGroup, name_gpu
 
 BUCKET_BYTES = 256 * 2**20
-_ALIGNMENT = 16  # so that bytes can be read as numbers of any type where they lie
+_ALIGNMENT = 16  # so that the bytes can be viewed as any dtype in place
 
 NamedTensor = tuple[str, Tensor]
 WeightsNow = Callable[[], Iterable[NamedTensor]]
-"""The trainer's weights as they are, a tensor at a time, in the same order each time."""
+"""Yields the trainer's current weights one tensor at a time, always in the same order."""
 
 
 def tensors_of(weights: Iterable[NamedTensor]) -> Tensors:
-    """What ``weights`` are, without their numbers."""
+    """Names, dtypes and shapes of ``weights``."""
     rows = [
         (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in weights
@@ -35,9 +35,9 @@ def tensors_of(weights: Iterable[NamedTensor]) -> Tensors:
 def in_buckets(
     weights: Iterable[NamedTensor], max_bytes: int = BUCKET_BYTES
 ) -> Iterator[list[NamedTensor]]:
-    """The weights in their order, as many at a time as fill a bucket.
+    """Groups the weights, in order, into buckets of at most ``max_bytes``.
 
-    A tensor is never split: one that is larger has a bucket for itself.
+    A tensor is never split: a larger one gets its own bucket.
     """
     held: list[NamedTensor] = []
     num_bytes = 0
@@ -61,7 +61,7 @@ def _new_bytes(number: int, device: torch.device) -> Tensor:
 
 
 def _fill(weights: Sequence[NamedTensor], data: Tensor) -> tuple[Bucket, Tensor]:
-    """``data`` has as many bytes as ``_size_of`` says."""
+    """Copies the weights into ``data``, which has ``_size_of`` bytes."""
     starts: list[int] = []
     start = 0
     for _, tensor in weights:
@@ -74,7 +74,7 @@ def _fill(weights: Sequence[NamedTensor], data: Tensor) -> tuple[Bucket, Tensor]
 
 
 def _tensors_in(bucket: Bucket, data: Tensor) -> list[Tensor]:
-    """The tensors of a filled bucket, where they lie."""
+    """The tensors of a filled bucket, as views of its bytes."""
     rows = zip(bucket.tensors.dtypes, bucket.tensors.shapes, bucket.starts, strict=True)
     tensors: list[Tensor] = []
     for dtype_name, shape, start in rows:
@@ -89,10 +89,10 @@ def _aligned(num_bytes: int) -> int:
 
 
 class WeightSender:
-    """Whoever has the weights: says what they are, and sends them; used on threads.
+    """Describes and sends the weights that this process holds; its methods block.
 
-    Ranks that hold the weights in parts have one each, and make the same calls together: all of
-    them gather, and the first sends.
+    If ranks shard the weights, each has a sender and all make the same calls together: all
+    gather, and the first rank sends.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class WeightSender:
         is_first: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """``shapes`` are the weights without numbers; they are sent from ``device``.
+        """``shapes``: the weights without values; ``device``: what they are sent from.
 
-        ``dtype``: the servers'; None: as the weights are. To send more would be in vain.
+        ``dtype``: the servers' dtype, since more precision would be wasted; None: the weights' own.
         """
         self._weights = weights
         self._shapes = shapes or weights
@@ -116,19 +116,18 @@ class WeightSender:
         self._buckets: Iterator[list[NamedTensor]] = iter(())
         self._room: Tensor | None = None
         self._sent: list[Tensor] = []
-        """What is sent of the bucket: all its bytes, which are the first of the room, or each
-        tensor in them."""
+        """The current bucket as it is sent: all its bytes, or each tensor as a view of them."""
 
     def tensors(self) -> Tensors:
-        """What the weights are."""
+        """Names, dtypes and shapes of the weights as they are sent."""
         return tensors_of(self._typed(self._shapes()))
 
     def gpu(self) -> list[str]:
-        """As ``name_gpu``, of the first."""
+        """``name_gpu`` of the sending device."""
         return name_gpu(self._device)
 
     def open_group(self, plan: GroupPlan) -> list[JoinInfo]:
-        """Prepare a group with the workers of servers (``SenderGroup``); ``join`` makes it."""
+        """Prepares a group with the workers of servers (``SenderGroup``); ``join`` completes it."""
         self.leave()
         if not self._is_first:
             return []
@@ -136,22 +135,22 @@ class WeightSender:
         return self._group.infos
 
     def join(self) -> str | None:
-        """Make the group, once all are there; gives the reason where none was made in time."""
+        """Creates the group once all have joined; returns the reason if that fails in time."""
         return self._in_group(lambda group: group.join())
 
     def leave(self) -> None:
-        """Drop the group with its store: a worker that waits in it fails at once.
+        """Drops the group and its store, which makes waiting workers fail at once.
 
-        SGLang's workers wait as long as torch does by itself, which is half an hour.
+        SGLang's workers would otherwise wait for torch's default timeout, half an hour.
         """
         self._group = None
 
     def begin(self) -> None:
-        """The next bucket is the first."""
+        """Starts over with the first bucket."""
         self._buckets = in_buckets(self._typed(self._weights()))
 
     def next_bucket(self) -> Bucket | None:
-        """Gather and fill the next bucket, to be sent; None after the last."""
+        """Gathers and fills the next bucket; None after the last."""
         self._sent = []
         held = next(self._buckets, None)
         if held is None or self._group is None:
@@ -165,7 +164,7 @@ class WeightSender:
         return bucket
 
     def send(self) -> str | None:
-        """Broadcast the bucket; gives the reason where a server is gone or too slow."""
+        """Broadcasts the bucket; returns the reason if a server is gone or too slow."""
         return self._in_group(lambda group: group.send(self._sent))
 
     def _typed(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
@@ -174,7 +173,7 @@ class WeightSender:
         return ((name, tensor.to(self._dtype)) for name, tensor in weights)
 
     def _in_group(self, work: Callable[[SenderGroup], None]) -> str | None:
-        """A failure of the servers is told, not raised: it would end the ranks."""
+        """Returns a failure of the servers as text: an exception would end the ranks."""
         if self._group is None:
             return None
         try:
@@ -183,5 +182,5 @@ class WeightSender:
             why = str(error)
         else:
             return None
-        self.leave()  # outside of the except, which keeps the group
+        self.leave()  # outside of the except block, which keeps the group alive
         return why

@@ -1,4 +1,4 @@
-"""The ways of weights to servers: a group of processes, and files that both sides see."""
+"""Two ways to bring weights to servers: a process group, or files on a shared disk."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from forage.rollout.engines.servers.weight_update import UpdateFailed, each
 LOG = logging.getLogger(__name__)
 
 _MAX_NAMED = 5
-_VLLM_ALONE = "only vLLM serves adapters beside its base"
+_ONLY_VLLM = "only vLLM serves adapters on top of its base model"
 
 
 class Sender(Protocol):
-    """What ``WeightSender`` does, in this process or over the ranks of a trainer; it may block."""
+    """The interface of ``WeightSender``, for this process or a trainer's ranks; methods block."""
 
     def tensors(self) -> Tensors: ...
 
@@ -52,21 +52,21 @@ class Sender(Protocol):
 
 
 class GroupTransport:
-    """Buckets through a torch process group with the workers of servers, all of one kind.
+    """Sends buckets through a torch process group with the workers of servers, all of one kind.
 
-    The group is made anew when its members change, or after a failure.
+    The group is recreated when its members change, and after a failure.
     """
 
     def __init__(self, sender: Sender, timeout_s: float) -> None:
-        """``timeout_s`` is for each step."""
+        """``timeout_s`` applies to each step."""
         self._sender = sender
         self._timeout_s = timeout_s
         self._joined: list[asyncio.Future[None]] = []
-        """Those in the group; none where there is no group."""
+        """Identifies the members of the group; empty without a group."""
 
     async def bring(self, members: Sequence[Member], version: str) -> None:
-        """Check what can be, then send; a failure ends the update at the other servers."""
-        # A server that was lost and is back is another process.
+        """Checks the servers' models and sends; a failure cancels the update on all servers."""
+        # A server that was lost and is back is a new process.
         is_new = any(member.lost.done() for member in members)
         if is_new or self._joined != [member.lost for member in members]:
             self._joined = []
@@ -80,18 +80,18 @@ class GroupTransport:
         except UpdateFailed as failed:
             self._joined = []
             dead = await self._find_the_dead(members, failed)
-            # A server that alone refuses what the others took would refuse it again.
+            # A server that refuses what others accept would refuse it again.
             if not dead.failures and len(failed.failures) < len(members):
                 raise
             raise dead from failed
-        except BaseException:  # a rank that died, or a stop: turns would end half-new servers
+        except BaseException:  # a dead rank or a stop; turns would crash partly updated servers
             self._joined = []
             with suppress(PartLostError):
                 await self._abandon(members)
             raise
 
     async def _check(self, members: Sequence[Member]) -> None:
-        """Raise ``UserError`` where a server has another model: a wrong shape would end it."""
+        """Raises ``UserError`` if a server's model does not match: a wrong shape would crash it."""
         tensors = await asyncio.to_thread(self._sender.tensors)
         await each(members, lambda server: check_model(server, tensors))
 
@@ -107,9 +107,9 @@ class GroupTransport:
         urls = [member.server.url for member in members]
         by_nccl = nccl_joins(gpus)
         if gpus[0] and not by_nccl:
-            LOG.info("weights go to the servers through host memory, not by NCCL: %s", gpus)
-        # Half of what the servers' replies may take, so that a worker that waits for others is
-        # free again before its server is given up.
+            LOG.info("weights go to the servers through host memory instead of NCCL: %s", gpus)
+        # Half the timeout of the servers' replies, so that a worker that waits for others gives up
+        # before its server is considered failed.
         plan = GroupPlan(
             urls=tuple(urls),
             num_workers=tuple(num_workers[url] for url in urls),
@@ -129,7 +129,7 @@ class GroupTransport:
                 raise dead from failed
             raise
         if (why := await joining) is not None:
-            raise UpdateFailed(dict.fromkeys(members, f"no group was made: {why}"))
+            raise UpdateFailed(dict.fromkeys(members, f"no group could be created: {why}"))
 
     async def _send(self, members: Sequence[Member]) -> None:
         await asyncio.to_thread(self._sender.begin)
@@ -137,7 +137,7 @@ class GroupTransport:
             await self._send_bucket(members, bucket)
 
     async def _send_bucket(self, members: Sequence[Member], bucket: Bucket) -> None:
-        """The servers are told what comes while it is broadcast."""
+        """Broadcasts a bucket while announcing it to the servers."""
         sending = asyncio.create_task(asyncio.to_thread(self._sender.send))
         try:
             await each(members, lambda server: server.receive(bucket))
@@ -147,18 +147,21 @@ class GroupTransport:
             raise UpdateFailed(dict.fromkeys(members, f"a broadcast failed: {why}"))
 
     async def _find_the_dead(self, members: Sequence[Member], failed: UpdateFailed) -> UpdateFailed:
-        """The servers that must be left out; the others can begin again.
+        """Cancels the update and returns the servers that must be removed; the others can retry.
 
-        One that dies takes the group of all with it, so their failures say nothing.
+        A server that dies breaks the group for all, so the others' failures mean nothing.
         """
         dead = await self._abandon(members)
         reasons = {member: failed.failures.get(member, str(failed)) for member in dead}
         return UpdateFailed(reasons, str(failed))
 
     async def _abandon(self, members: Sequence[Member]) -> list[Member]:
-        """End the update at all; gives those that do not answer, and raises ``PartLostError``."""
+        """Cancels the update on all servers; returns those that do not answer.
+
+        Raises ``PartLostError``.
+        """
         lost: PartLostError | None = None
-        try:  # whoever waits in the group is told by its end, and can answer
+        try:  # leaving the group releases workers that wait in it, so that they can answer
             await asyncio.to_thread(self._sender.leave)
         except PartLostError as error:
             lost = error
@@ -173,21 +176,21 @@ class GroupTransport:
 
 
 async def check_model(server: EngineServer, tensors: Tensors) -> None:
-    """Raise ``UserError`` where a server has another model than these tensors are of."""
+    """Raises ``UserError`` if a server's model does not match these tensors."""
     _refuse(server, await server.misfits(tensors))
 
 
 async def check_base(
     server: EngineServer, tensors: Tensors, columns: Callable[[], Columns]
 ) -> None:
-    """Raise ``UserError`` where a server has another base than adapters are learnt on.
+    """Raises ``UserError`` if a server's base model is not the one that adapters are trained on.
 
-    ``columns`` are those of that base; it may block.
+    ``columns`` returns that base's first columns; it may block.
     """
-    assert isinstance(server, VllmServer), _VLLM_ALONE
+    assert isinstance(server, VllmServer), _ONLY_VLLM
     await check_model(server, tensors)
     others = await server.other_base(await asyncio.to_thread(columns))
-    remedy = " (start it again with that model, or set placement.engine.transfer: group)"
+    remedy = " (restart it with that model, or set placement.engine.transfer: group)"
     _refuse(server, others, remedy)
 
 
@@ -196,23 +199,23 @@ def _refuse(server: EngineServer, misfits: Sequence[str], remedy: str = "") -> N
         more = f" and {len(misfits) - _MAX_NAMED} more" * (len(misfits) > _MAX_NAMED)
         named = "; ".join(misfits[:_MAX_NAMED])
         raise UserError(
-            f"the server {server.url} serves another model than model.path: {named}{more}{remedy}"
+            f"the model of the server {server.url} differs from model.path: {named}{more}{remedy}"
         )
 
 
 async def load_weights(server: EngineServer, folder: Path, version: str) -> None:
-    """A whole model, by a server of any kind."""
+    """Loads a whole model, on a server of any kind."""
     await server.load_from_disk(folder, version)
 
 
 async def load_adapters(server: EngineServer, folder: Path, version: str) -> None:
-    """Adapters, beside the base that a vLLM server has."""
-    assert isinstance(server, VllmServer), _VLLM_ALONE
+    """Loads adapters on top of a vLLM server's base model."""
+    assert isinstance(server, VllmServer), _ONLY_VLLM
     await server.load_adapters(folder, version)
 
 
 class DiskTransport:
-    """A folder for each version, which the servers load and which is then removed."""
+    """Writes a folder per version, which the servers load and which is then removed."""
 
     def __init__(
         self,
@@ -221,9 +224,9 @@ class DiskTransport:
         load: Callable[[EngineServer, Path, str], Awaitable[None]] = load_weights,
         check: Callable[[EngineServer], Awaitable[None]] | None = None,
     ) -> None:
-        """``write`` writes what ``load`` loads; ``folder`` is seen by all servers.
+        """``write`` writes what ``load`` loads; all servers must see ``folder``.
 
-        ``check`` is for a server's first load: it raises ``UserError`` for another model.
+        ``check`` runs before a server's first load and raises ``UserError`` for another model.
         """
         self._write = write
         self._folder = folder
@@ -232,7 +235,7 @@ class DiskTransport:
         self._checked: list[asyncio.Future[None]] = []
 
     async def bring(self, members: Sequence[Member], version: str) -> None:
-        # A server that was lost and is back is another process.
+        # A server that was lost and is back is a new process.
         new = [m for m in members if m.lost.done() or m.lost not in self._checked]
         if self._check is not None:
             await each(new, self._check)
@@ -241,7 +244,7 @@ class DiskTransport:
         try:
             try:
                 await asyncio.to_thread(self._write, folder)
-            except (OSError, SafetensorError) as error:  # the latter also where a disk is full
+            except (OSError, SafetensorError) as error:  # the latter also for a full disk
                 why = (isinstance(error, OSError) and error.strerror) or error
                 raise UserError(f"cannot write the weights to {folder}: {why}") from error
             await each(members, lambda server: self._load(server, folder, version))

@@ -1,10 +1,10 @@
-"""New weights for the servers of a pool: to all at once, checked, each step within a deadline.
+"""Updates the weights of all servers of a pool at once, checks them, and bounds each step's time.
 
-The servers pause, take the weights, and go on, each of them in any case but one whose memory sleeps
-still. A server serves turns only if it says that it has the version and computes with it what the
-trainer computes (``weight_check.py``). One that fails on the way is left out, and the update is
-begun again with the others; one that comes back, or comes late, is given the weights between two
-updates. Weights travel through a group of processes (vLLM with Forage's receiver) or through files.
+The servers pause, take the weights and resume; every server resumes whatever happens, except one
+that is still asleep. A server serves turns only if it reports the version and computes what the
+trainer computes (``weight_check.py``). One that fails during an update is removed, and the update
+is retried with the others; one that comes back, or is late, gets the weights between two updates.
+Weights travel through a process group (vLLM with Forage's receiver) or through files.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Protocol
 
 from forage.errors import PartLostError, UserError
 from forage.rollout.engines.servers.engine_server import EngineServer, Part, ServerFailed
-from forage.rollout.engines.servers.server_pool import GO_ON, Member, ServerPool
+from forage.rollout.engines.servers.server_pool import HOW_TO_RESUME, Member, ServerPool
 from forage.rollout.engines.servers.weight_check import WeightCheck
 
 LOG = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S, _LONGEST_PAUSE_S = 1.0, 300.0
-"""Between two looks at servers that serve no turns, and before one that failed is asked again."""
+"""The interval between two looks at waiting servers, and the longest before a failed one."""
 _PAUSE_RATIO = 10
-"""A server that fails by hanging takes a tenth of the run's time at most."""
+"""With this ratio, a server that fails by hanging takes at most a tenth of the run's time."""
 _MAX_ATTEMPTS, _MAX_RESUMES = 3, 2
 
 
 class Transport(Protocol):
-    """One way of weights to servers; raises ``UpdateFailed``, and ``UserError`` for a misfit."""
+    """Brings weights to servers; raises ``UpdateFailed``, and ``UserError`` for another model."""
 
     async def bring(self, members: Sequence[Member], version: str) -> None: ...
 
 
 class UpdateFailed(Exception):
-    """An update did not reach these servers; the others may be half new as well.
+    """An update did not reach these servers; the others may be partly updated as well.
 
-    ``why`` is said where none of them is to blame alone.
+    ``why``: the message if no single server is to blame.
     """
 
     def __init__(self, failures: dict[Member, str], why: str = "") -> None:
@@ -50,14 +50,14 @@ class UpdateFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
-    """How long a server that failed is left alone."""
+    """How long a failed server is left alone."""
 
     length_s: float
     ends_at: float
 
     @classmethod
     def after(cls, before: _Pause | None, took_s: float) -> _Pause:
-        """Twice as long as the one before, and long beside what the last update took."""
+        """Twice the previous pause, and long compared with the last update's duration."""
         doubled = min(2 * before.length_s, _LONGEST_PAUSE_S) if before else _LOOK_AGAIN_S
         length_s = max(doubled, _PAUSE_RATIO * took_s)
         return cls(length_s, monotonic() + length_s)
@@ -68,7 +68,7 @@ class _Pause:
 
 
 class ServerUpdates:
-    """Brings weights to the servers of a pool; ``updating`` is what ``publish.py`` uses."""
+    """Brings weights to the servers of a pool; ``publish.py`` uses ``updating``."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class ServerUpdates:
         sleeps: bool = False,
         check: WeightCheck | None = None,
     ) -> None:
-        """``recomputes``: turns in flight go on over keys and values of the new weights.
+        """``recomputes``: turns in flight recompute keys and values with the new weights.
 
-        ``sleeps``: servers give their memory back while weights change. ``check`` compares each
-        server with the trainer after an update; None: the servers are trusted.
+        ``sleeps``: servers release their memory while weights change. ``check`` compares each
+        server with the trainer after an update; None skips this.
         """
         self._pool = pool
         self._transport = transport
@@ -89,17 +89,17 @@ class ServerUpdates:
         self._sleeps = sleeps
         self._check = check
         self._asleep: set[tuple[Member, Part]] = set()
-        """Parts that were put to sleep and not woken since."""
+        """Parts that are still asleep."""
         self._version: int | None = None
         self._brought: set[str] = set()
-        """All versions so far; a server that was started again has none of them."""
+        """All versions so far; a restarted server reports none of them."""
 
     @asynccontextmanager
     async def updating(self, version: Callable[[], int]) -> AsyncIterator[None]:
         """A context in which the weights may change; at its end the servers get them.
 
-        Raises ``UserError`` where they are not those of the served model, or no server computes
-        with them what the trainer computes.
+        Raises ``UserError`` if they do not match the served model, or no server matches the
+        trainer.
         """
         async with self._pool.weights_lock:
             if self._sleeps:
@@ -119,9 +119,9 @@ class ServerUpdates:
             self._pool.versions = (self._version, self._version)
 
     async def _update_all(self) -> None:
-        """Those that serve; where none does, as before the first update, whoever answers.
+        """Updates the serving servers; if there are none, as at first, all that answer.
 
-        The latter may hold keys and values of another run, under the same salts.
+        The latter may have another run's keys and values under the same salts, so these go.
         """
         is_recomputed = self._recomputes or not self._pool.serving
         members = await self._alive(self._pool.serving or self._pool.members)
@@ -134,7 +134,7 @@ class ServerUpdates:
 
     @asynccontextmanager
     async def looking_after(self) -> AsyncIterator[None]:
-        """Meanwhile, servers that came back or came late are given the weights, too."""
+        """Inside this context, servers that come back or are late get the weights too."""
         watcher = asyncio.create_task(self._look_after())
         try:
             yield
@@ -143,7 +143,7 @@ class ServerUpdates:
             await asyncio.gather(watcher, return_exceptions=True)
 
     async def _look_after(self) -> None:
-        """One that fails is left alone for a time: who learns waits for an update under way."""
+        """Updates waiting servers; pauses after a failure, because training waits for an update."""
         pauses: dict[Member, _Pause] = {}
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -154,23 +154,23 @@ class ServerUpdates:
                 continue
             async with self._pool.weights_lock:
                 began_at = monotonic()
-                # An update may have come between.
+                # Another update may have come in between.
                 late = await self._alive([member for member in due if not member.is_serving])
                 try:
                     await self._update(late, is_recomputed=True)
-                except PartLostError as lost:  # whoever has the weights is gone
+                except PartLostError as lost:  # the process that holds the weights is gone
                     self._pool.give_up(lost)
                     return
-                except Exception as error:  # an end of this task would be noticed by nobody
+                except Exception as error:  # if this task ended, nothing would report it
                     is_bug = not isinstance(error, UserError)
-                    LOG.error("a server that came late stays out: %s", error, exc_info=is_bug)
+                    LOG.error("a late server stays removed: %s", error, exc_info=is_bug)
             if all_wrong := self._all_wrong():
                 self._pool.give_up(all_wrong)
                 return
             for member in late:
                 before = pauses.pop(member, None)
                 if not member.is_serving:
-                    # Where none serves there is nobody to spare.
+                    # If no server serves, a long update delays nobody.
                     took_s = monotonic() - began_at if self._pool.serving else 0.0
                     pauses[member] = _Pause.after(before, took_s)
 
@@ -185,20 +185,20 @@ class ServerUpdates:
                 self._pool.leave_out(member, why)
 
     async def _wake(self, members: Sequence[Member], part: Part) -> None:
-        """Wake a part of those that sleep."""
+        """Wakes a part of the servers that sleep."""
         asleep = [member for member in members if (member, part) in self._asleep]
 
         async def wake(server: EngineServer) -> None:
             await server.wake(part)
-            # Only now: one that fails in it sleeps still, and is woken in a later update.
+            # Only now: a server that fails to wake still sleeps, and a later update wakes it.
             self._asleep -= {(m, part) for m in asleep if m.server is server}
 
         await each(asleep, wake)
 
     async def _forget_sleep_of_restarted(self, members: Sequence[Member]) -> None:
-        """One that was lost may be another process now, and awake: to wake it would end SGLang's.
+        """Notes that a lost server may have restarted awake: waking it again would crash SGLang.
 
-        It is asked before it gets a version.
+        Its version, asked before it gets a new one, shows whether it restarted.
         """
         for member in members:
             if not member.lost.done() or not self._sleeps_still(member):
@@ -218,7 +218,7 @@ class ServerUpdates:
         return [member for member, is_alive in zip(members, alive, strict=True) if is_alive]
 
     async def _update(self, members: Sequence[Member], is_recomputed: bool) -> None:
-        """Pause, bring, go on; servers that fail are left out, and the others begun again."""
+        """Pauses, updates and resumes; servers that fail are removed, and the others retry."""
         paused: dict[Member, None] = {}
         why = ""
         try:
@@ -243,11 +243,11 @@ class ServerUpdates:
                     members = [m for m in members if m not in failed.failures]
             else:
                 for member in members:
-                    told = f"{_MAX_ATTEMPTS} updates failed, the last because {why}"
-                    self._pool.leave_out(member, told)
+                    reason = f"{_MAX_ATTEMPTS} updates failed, the last one because {why}"
+                    self._pool.leave_out(member, reason)
                 members = []
         finally:
-            # One that failed before it was woken would sample without weights, or without keys.
+            # A server that failed before it was woken would sample without weights or keys.
             awake = [member for member in paused if not self._sleeps_still(member)]
             stuck = dict(zip(awake, await asyncio.gather(*map(_resume, awake)), strict=True))
         faults = await self._faults([member for member in members if stuck[member] is None])
@@ -258,7 +258,7 @@ class ServerUpdates:
                 self._pool.leave_out(member, why)
 
     async def _faults(self, members: Sequence[Member]) -> dict[Member, str]:
-        """Why servers that have the weights must serve no turn."""
+        """Why servers that have the weights must not serve turns."""
         try:
             if self._check is not None:
                 await each(members, self._check)
@@ -267,27 +267,27 @@ class ServerUpdates:
         return {}
 
     def _all_wrong(self) -> UserError | None:
-        """The error that ends the run once every server differs from the trainer."""
+        """The error that ends the run if every server differs from the trainer, otherwise None."""
         members = self._pool.members
         if self._check is None or not self._check.wrong.issuperset(m.server for m in members):
             return None
         reasons = "; ".join(member.why for member in members)
         return UserError(
             f"no server samples with the trainer's weights: {reasons}. Sample in process "
-            "(placement.engine: torch), or with another build or version of the server. If it "
-            "computes in another type on purpose (quantized, say), raise "
-            f"placement.engine.max_logprob_diff, and {GO_ON}"
+            "(placement.engine: torch), or use another build or version of the server. If it "
+            "computes in another type on purpose (for example, quantized), raise "
+            f"placement.engine.max_logprob_diff, then {HOW_TO_RESUME}"
         )
 
     async def _check_version(self, server: EngineServer) -> None:
         if (found := await server.version()) != str(self._version):
             raise ServerFailed.for_good(
-                server.url, f"take version {self._version}", f"it says that it has {found}"
+                server.url, f"take version {self._version}", f"it reports version {found}"
             )
 
 
 async def _resume(member: Member) -> str | None:
-    """Let a server go on, whatever became of the update; gives the reason where it stays paused."""
+    """Resumes a server, whatever happened to the update; returns why if it stays paused."""
     why = None
     for _ in range(_MAX_RESUMES):
         try:
@@ -301,7 +301,7 @@ async def _resume(member: Member) -> str | None:
 
 
 async def each(members: Sequence[Member], ask: Callable[[EngineServer], Awaitable[None]]) -> None:
-    """Ask all servers at once; raises ``UpdateFailed`` with those that failed."""
+    """Calls ``ask`` for all servers at once; raises ``UpdateFailed`` with those that failed."""
     outcomes = await asyncio.gather(*(ask(m.server) for m in members), return_exceptions=True)
     failures: dict[Member, str] = {}
     for member, outcome in zip(members, outcomes, strict=True):

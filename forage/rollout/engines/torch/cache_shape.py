@@ -1,7 +1,7 @@
-"""What a model keeps of a token, seen in a pass of two tokens instead of read from its settings.
+"""Finds the shape of a model's cache by running two tokens, not by reading its configuration.
 
-Layers may differ (heads, dimensions of keys and of values, windows, recurrent states), and families
-name the numbers differently; what a layer asks for cannot be misread.
+Layers may differ (heads, dimensions of keys and values, windows, recurrent states), and model
+families name these numbers differently; what a layer passes to attention is unambiguous.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forage.rollout.engines.torch.slot_states import Run, States
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The keys and values of an attention layer, and whether its attention is plain."""
+    """The shape of an attention layer's keys and values, and whether its attention is plain."""
 
     num_kv_heads: int
     key_dim: int
@@ -29,14 +29,14 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What each layer keeps: attention layers by number, recurrent ones by name."""
+    """What each layer caches: attention layers by number, recurrent layers by name."""
 
     layers: dict[int, LayerShape]
     states: States = field(default_factory=dict)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model has plain attention and nothing else, in layers of one shape."""
+        """Whether all layers have plain attention of the same shape."""
         shapes = set(self.layers.values())
         is_square = all(each.key_dim == each.value_dim for each in shapes)
         return not self.states and len(shapes) == 1 and is_square and shapes.pop().is_plain
@@ -44,7 +44,7 @@ class CacheShape:
 
 @torch.no_grad()
 def cache_shape(model: PreTrainedModel) -> CacheShape:
-    """The shape of what ``model`` keeps of its tokens."""
+    """Returns the shape of what ``model`` caches per token."""
     recorder = _Recorder()
     ids_12 = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
     positions_12 = torch.arange(2, device=ids_12.device)[None]
@@ -56,7 +56,7 @@ def cache_shape(model: PreTrainedModel) -> CacheShape:
 
 
 class _Recorder:
-    """Attends to nothing, and writes down what it is asked."""
+    """An attention that returns zeros and records the shapes it is called with."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}

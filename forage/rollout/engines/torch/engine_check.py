@@ -1,4 +1,4 @@
-"""Compares the engine's turns with transformers' forward of each transcript alone."""
+"""Compares the engine's logits with transformers' own forward pass of each transcript alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PASSES = (
     ((6, 11), (), (4, 5)),
     ((11, 12), (), (5, 9)),
 )
-"""Of each sequence, the tokens from and to that a pass computes: prompts, turns, observations."""
+"""Per pass, the token span computed of each sequence: prompts, turns, observations."""
 
 
 class EngineCheck:
-    """What transformers computes for a few transcripts, to compare an engine's passes with."""
+    """Transformers' log-probabilities of a few transcripts, the reference for an engine."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises ``UserError`` if transformers' own forward fails."""
@@ -31,7 +31,7 @@ class EngineCheck:
             self._expected = [plain_logprobs(model, row) for row in self._rows]
 
     def compare(self, forward: Forward, num_slots: int) -> None:
-        """Play the transcripts' turns in the first slots; raises ``UserError`` if they differ."""
+        """Replays the transcripts in the first slots; raises ``UserError`` if results differ."""
         for of_each in _PASSES:
             spans = [(slot, *span) for slot, span in enumerate(of_each[:num_slots]) if span]
             with checking(self._model):

@@ -1,10 +1,10 @@
-"""The thread that owns the slots of the engine and advances every turn by one token a round.
+"""The thread that owns the engine's slots and advances every turn by one token per round.
 
-A round computes whatever episodes have grown by since their last token: one token where a turn is
-being sampled, an observation where one begins. It knows no event loop but for handing completions
-back; admission to slots is in order of arrival. Where the forward pass runs on a GPU, a round is
-begun before the tokens of the one before it are read, so that the GPU does not wait for Python: a
-turn that has ended is then in one round more, whose token is dropped.
+A round computes the new tokens of each episode: one token while a turn is being sampled, an
+observation when a turn begins. The thread uses the event loop only to return completions; turns get
+slots in order of arrival. On a GPU, a round starts before the previous round's tokens are read, so
+that the GPU does not wait for Python; a turn that has ended then takes part in one more round,
+whose token is dropped.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from forage.rollout.engines.torch.stopping import StopTable
 from forage.types import Alternatives, EngineError, FinishReason
 
 MAX_ROUND_TOKENS = 4096
-"""New tokens computed in one round; the observations beyond it wait for the next."""
+"""Maximum new tokens per round; observations that exceed it wait for the next round."""
 
 
 class EngineThread:
-    """Everything but ``put``, ``counters`` and ``crash`` belongs to its thread."""
+    """Runs the rounds; other threads may use only ``put``, ``counters`` and ``crash``."""
 
     def __init__(
         self,
@@ -70,17 +70,17 @@ class EngineThread:
         self.thread.start()
 
     def put(self, command: Callable[[], None]) -> None:
-        """Run a command on this thread before its next round."""
+        """Runs ``command`` on this thread before its next round."""
         self._commands.put(command)
 
-    # All below runs on this thread; the methods without an underscore are commands.
+    # Everything below runs on this thread; methods without an underscore are commands.
 
     def enqueue(self, turn: PendingTurn) -> None:
-        """Queue a turn until it has a slot."""
+        """Queues a turn until it gets a slot."""
         self._waiting.append(turn)
 
     def release(self, episode_key: str) -> None:
-        """Free the episode's slot and drop whatever of it still waits."""
+        """Frees the episode's slot and drops its queued turn."""
         self._waiting = deque(
             turn for turn in self._waiting if turn.sampling.episode_key != episode_key
         )
@@ -90,38 +90,38 @@ class EngineThread:
             slot.episode_key, slot.token_ids, slot.num_cached = None, [], 0
 
     def hold(self) -> None:
-        """Read no weights until they have a new version."""
+        """Stops reading weights until they have a new version."""
         self._read_all_but(0)
         self._is_held = True
 
     def take_version(self, version: int) -> None:
-        """The weights are now ``version``: forget what older weights computed.
+        """Uses the weights of ``version``: drop what older weights computed.
 
-        Where the cache is kept, episodes in flight go on over what they have.
+        With ``cache_on_update: keep``, episodes in flight keep their keys and values.
         """
         goes_back = version < self._version
-        if goes_back:  # weights that diverged may have left NaN behind
+        if goes_back:  # diverged weights may have left NaN in the cache
             self._cache.clear()
         self._version = version
         self._is_held = False
         self._prompts.clear()
-        assert self._forward is not None, "commands run after it was chosen"
+        assert self._forward is not None, "commands run after the forward pass is chosen"
         self._forward.take_weights()
         if goes_back or self._config.cache_on_update == "recompute":
             for slot in self._slots:
                 slot.num_cached = 0
 
     def check(self, check: EngineCheck) -> None:
-        """Compare the passes with transformers', before the first turn; raises ``UserError``."""
-        assert self._forward is not None, "commands run after it was chosen"
+        """Compares the passes with transformers' before the first turn; raises ``UserError``."""
+        assert self._forward is not None, "commands run after the forward pass is chosen"
         check.compare(self._forward, len(self._slots))
 
     def shut(self) -> None:
-        """End the thread once the commands before this one have run."""
+        """Ends the thread after the commands queued before this one."""
         self.is_closed = True
 
     def _work(self) -> None:
-        torch.set_flush_denormal(True)  # as the trainer does, hardware.compute_with says why
+        torch.set_flush_denormal(True)  # as in the trainer; hardware.compute_with explains why
         try:
             with torch.inference_mode():
                 forward = choose_forward(self._model, self._cache, self._config, self._num_threads)
@@ -135,7 +135,7 @@ class EngineThread:
             self.crash = error
         self._fail_all(self.crash or EngineError("the engine was closed while this turn waited"))
         if self._forward is not None:
-            self._forward.close()  # after a crash, too: its threads would outlive the engine
+            self._forward.close()  # after a crash too: its threads would outlive the engine
 
     def _take_commands(self) -> None:
         while not self.is_closed:
@@ -152,8 +152,8 @@ class EngineThread:
         return self._is_held or not can_start
 
     def _fail_all(self, error: BaseException) -> None:
-        """End every turn with an error, also the turns that still wait for a slot."""
-        self._unread.clear()  # to read them may be what failed, and a command would try again
+        """Ends every turn with an error, including those that wait for a slot."""
+        self._unread.clear()  # reading them may be what failed, and a command would repeat it
         while not self._commands.empty():
             self._commands.get()()
         turns = [*self._waiting, *(slot.turn for slot in self._slots if slot.turn)]
@@ -175,7 +175,7 @@ class EngineThread:
             key = turn.sampling.episode_key
             slot = self._slot_of.get(key)
             if slot is None:
-                # The lowest free slot keeps the tiles in use few.
+                # Taking the lowest free slot keeps few tiles in use.
                 slot = next(slot for slot in self._slots if slot.episode_key is None)
                 slot.episode_key = key
                 self._slot_of[key] = slot
@@ -187,8 +187,8 @@ class EngineThread:
         if tuple(seen) != turn.token_ids[: len(seen)]:
             self._count(transcript_violations=1)
             slot.num_cached = 0
-        # The last token is computed with what follows, also where a round too many has computed it:
-        # whether there was one depends on the other episodes, and a GPU's passes differ in bits.
+        # The last token is recomputed with what follows even if an extra round has computed it:
+        # whether there was one depends on other episodes, and a GPU's passes differ in their bits.
         slot.num_cached = min(slot.num_cached, max(len(seen) - 1, 0))
         self._count(reused_tokens=slot.num_cached)
         slot.is_first_turn = not seen
@@ -198,7 +198,7 @@ class EngineThread:
         slot.turn = turn
 
     def _round(self, forward: Forward) -> None:
-        """Compute the tokens that the episodes have grown by, and sample the next one of each."""
+        """Computes the new tokens of the episodes, and samples the next token of each."""
         self._start_known_prompts(forward)
         slots = self._due()
         if not slots:
@@ -241,7 +241,7 @@ class EngineThread:
         return due
 
     def _start_known_prompts(self, forward: Forward) -> None:
-        """Start episodes whose prompt another has computed already."""
+        """Starts episodes whose prompt another episode has already computed."""
         started, logits = [], []
         for slot in self._slots:
             logits_V = self._prompts.start(slot)
@@ -256,7 +256,7 @@ class EngineThread:
     def _sample(
         self, slots: list[Slot], logits_BV: Tensor, drafts: list[list[int]], forward: Forward
     ) -> None:
-        """Sample the next token of each slot, and read what is not to be left for later."""
+        """Samples the next token of each slot, and reads the rounds that are due."""
         sampled = sample(slots, known_logits(self._model, logits_BV), drafts, self._version)
         if forward.rounds_ahead:
             forward.take_tokens([slot.index for slot in slots], sampled.tokens_B)
@@ -264,12 +264,12 @@ class EngineThread:
         self._read_all_but(forward.rounds_ahead)
 
     def _read_all_but(self, num_rounds: int) -> None:
-        """Read the tokens of all rounds but the last ``num_rounds``, the oldest first."""
+        """Reads the tokens of all but the last ``num_rounds`` rounds, oldest first."""
         while len(self._unread) > num_rounds:
             self._read(self._unread.popleft())
 
     def _read(self, sampled: Round) -> None:
-        """Append a round's tokens, along the guesses while they are right."""
+        """Appends a round's tokens: for each slot up to its first wrong guess."""
         tokens, logprobs = sampled.chosen.read()
         rows = iter(zip(tokens, logprobs, sampled.alternatives, strict=True))
         num_tokens = num_accepted = 0
@@ -277,7 +277,7 @@ class EngineThread:
         for slot, turn, guesses in zip(sampled.slots, sampled.turns, sampled.drafts, strict=True):
             own = list(islice(rows, 1 + len(guesses)))
             if slot.turn is not turn:
-                continue  # it ended a round ago, or its episode was released
+                continue  # the turn ended a round ago, or its episode was released
             slot.num_unread -= 1
             count, reason = self._append(slot, turn, guesses, own, sampled.version)
             num_tokens += count
@@ -296,11 +296,14 @@ class EngineThread:
         chosen: list[tuple[int, float, Alternatives]],
         version: int,
     ) -> tuple[int, FinishReason | None]:
-        """Append tokens up to the first wrong guess or the turn's end; how many, and the end."""
+        """Appends tokens up to the first wrong guess or the turn's end.
+
+        Returns their number, and why the turn ended, if it did.
+        """
         start = len(slot.token_ids)
         reason = None
         for (token, logprob, others), guess in zip(chosen, [*guesses, None], strict=True):
-            # After an update it is the trainer that finds it, and may go back.
+            # After an update the trainer detects this, and may roll back.
             if version == 0 and not math.isfinite(logprob):
                 raise UserError(_not_finite(logprob, turn))
             slot.token_ids.append(token)
@@ -315,7 +318,7 @@ class EngineThread:
             if reason or token != guess:
                 break
         count = len(slot.token_ids) - start
-        # A right guess has keys and values already; the last token sampled has none yet.
+        # A right guess already has keys and values; the last sampled token has none yet.
         slot.num_cached += count - 1
         if self._config.max_draft_tokens:
             self._drafter.learn(slot.token_ids, start, are_sampled=True)
@@ -340,8 +343,8 @@ class EngineThread:
 
 def _not_finite(logprob: float, turn: PendingTurn) -> str:
     return (
-        f"the model gives a log-probability of {logprob} for token {len(turn.sampled)} of a turn "
-        f"of the episode {turn.sampling.episode_key}, before any update: its weights were finite "
-        "when they were loaded, so numbers overflow inside the model. Set model.dtype to float32 "
-        "and leave model.arithmetic out, or use another checkpoint"
+        f"the model's log-probability of token {len(turn.sampled)} in a turn of the episode "
+        f"{turn.sampling.episode_key} is {logprob}, before any update: its weights were finite "
+        "when loaded, so an activation overflows. Set model.dtype to float32 and leave "
+        "model.arithmetic out, or use another checkpoint"
     )

@@ -1,7 +1,7 @@
-"""Passes whose shapes are always the same, for devices whose results depend on a batch's size.
+"""Forward passes of fixed shapes, for devices whose results depend on the batch size.
 
-Turns decode on tiles of a fixed number of slots, what is longer than a token runs at a length
-rounded up to a bucket, and keys beyond a row's length weigh exactly zero.
+Turns decode on tiles of a fixed number of slots, longer stretches are padded to a multiple of the
+bucket, and keys beyond a row's length get a weight of exactly zero.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from forage.rollout.engines.torch.slots import (
 
 
 class FixedForward:
-    """A ``Forward`` in several passes, each of a shape that is always the same."""
+    """A ``Forward`` that makes several passes of fixed shapes."""
 
-    # A shape has one row for each slot, and no room for drafts.
+    # A tile has one row per slot, and no room for drafts.
     overhead_tokens = None
     rounds_ahead = 0
 
@@ -41,7 +41,7 @@ class FixedForward:
         self._bucket = config.prefill_bucket
 
     def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
-        """Logits [B, V] after the last token of each stretch, none of which is drafted."""
+        """Logits [B, V] after the last token of each stretch; stretches have no drafts."""
         logits: dict[int, Tensor] = {}
         singles = [stretch for stretch in stretches if len(stretch.token_ids) == 1]
         for stretch in stretches:
@@ -55,21 +55,21 @@ class FixedForward:
         return torch.stack([logits[stretch.slot] for stretch in stretches])
 
     def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
-        """They are read before the next round."""
+        """Does nothing: tokens are read before the next round."""
 
     def take_weights(self) -> None:
-        """It reads them anew in each pass."""
+        """Does nothing: each pass reads the weights anew."""
 
     def close(self) -> None:
-        """It has no threads."""
+        """Does nothing: it has no threads."""
 
     def _prefill(self, stretch: Stretch) -> Tensor:
-        """Logits [V] after a stretch, computed at a length rounded up."""
+        """Logits [V] after a stretch, padded to a multiple of the bucket."""
         count = len(stretch.token_ids)
         num_tokens = round_up(count, self._bucket)
         token_ids = torch.zeros(1, num_tokens, dtype=torch.long)
         token_ids[0, :count] = torch.tensor(stretch.token_ids)
-        # What fills up the bucket stays within the positions that a model may have learnt.
+        # Padding stays within the positions that the model knows.
         positions = torch.arange(stretch.start, stretch.start + num_tokens)[None]
         positions = positions.clamp(max=stretch.end - 1)
         attend = PrefillAttend(self._cache, stretch, num_tokens)
@@ -77,7 +77,7 @@ class FixedForward:
         return logits_of(self._model, hidden[0, count - 1][None])[0]
 
     def _decode(self, first: int, rows: list[Stretch]) -> Tensor:
-        """Logits [tile_rows, V] of a tile; the rows of slots that do not decode mean nothing."""
+        """Logits [tile_rows, V] of a tile; rows of slots that do not decode are meaningless."""
         token_ids_R1 = torch.zeros(self._tile_rows, 1, dtype=torch.long)
         positions_R = torch.full((self._tile_rows,), self._cache.scratch)
         for stretch in rows:
@@ -101,13 +101,13 @@ class FixedForward:
 
 
 class PrefillAttend:
-    """A slot's new tokens, filled up to ``num_tokens``, over what it holds and themselves."""
+    """Attention of a slot's new tokens, padded to ``num_tokens``, to its cache and themselves."""
 
     def __init__(self, cache: SlotCache, stretch: Stretch, num_tokens: int) -> None:
         self._cache = cache
         self._stretch, self._slot, start = stretch, stretch.slot, stretch.start
         self._span = slice(start, start + num_tokens)
-        # Whole buckets, because a softmax over another remainder has other last bits.
+        # Whole buckets, because a softmax over a different remainder differs in the last bits.
         length = round_up(start + num_tokens, LENGTH_BUCKET)
         positions_T = torch.arange(start, start + num_tokens, device=cache.device)
         self._hidden_keys = HiddenKeys(positions_T, length, cache.dtype)
@@ -122,7 +122,7 @@ class PrefillAttend:
         length = self._hidden_keys.length
         keys_KDL = keys[self._slot, ..., :length]
         num_kv_heads = keys_KDL.shape[0]
-        # [H_kv, G, T, D]: the query heads that share a key head stand together.
+        # [H_kv, G, T, D]: query heads that share a key head are adjacent.
         grouped = query.reshape(num_kv_heads, -1, num_tokens, head_dim) * scoring.scaling
         scores, bias_TL = grouped @ keys_KDL[:, None], self._hidden_keys.bias(scoring)
         weights = weights_of(scores, bias_TL, scoring, (num_kv_heads, -1, 1, 1))
@@ -130,7 +130,7 @@ class PrefillAttend:
         return attended.reshape(1, num_heads, num_tokens, -1).transpose(1, 2)
 
     def recur(self, layer: str, run: Run, hidden: Tensor) -> Tensor:
-        """A recurrent layer's output [1, T, H]; what fills up the tokens must not reach a state."""
+        """A recurrent layer's output [1, T, H]; padding must not reach a state."""
         states, stretch = self._cache.states, self._stretch
         assert states is not None, "the cache has the states of every recurrent layer"
         out = torch.zeros_like(hidden)
@@ -140,11 +140,11 @@ class PrefillAttend:
 
 
 class DecodeAttend:
-    """Attention of one new token for each row of a tile of slots.
+    """Attention of one new token per row of a tile of slots.
 
-    ``positions_R`` is where each row's new token stands, ``SlotCache.scratch`` for a row that does
-    not decode. Written as two matrix products, because they give a row the same bits whatever the
-    padded length and whatever the other rows hold; the fused kernel does not.
+    ``positions_R`` has the position of each row's new token, ``SlotCache.scratch`` for a row that
+    does not decode. It uses two matrix products, because their bits for a row depend neither on the
+    padded length nor on the other rows; the fused kernel's do.
     """
 
     def __init__(self, cache: SlotCache, tile: slice, positions_R: Tensor) -> None:
@@ -185,7 +185,7 @@ class DecodeAttend:
 
 
 class HiddenKeys:
-    """Which of the first ``length`` keys each query may not see, as a bias on its scores."""
+    """The bias that hides keys from queries, over the first ``length`` keys."""
 
     def __init__(self, positions_T: Tensor, length: int, dtype: torch.dtype) -> None:
         self.length = length
@@ -194,7 +194,7 @@ class HiddenKeys:
         self._bias_of: dict[int | None, Tensor] = {}
 
     def bias(self, scoring: Scoring) -> Tensor:
-        """[T, L]: minus infinity for later keys, and for those before the layer's window."""
+        """[T, L]: minus infinity for later keys and for keys before the layer's window."""
         window = scoring.window
         if window not in self._bias_of:
             keys_L = torch.arange(self.length, device=self._positions_T1.device)

@@ -1,11 +1,10 @@
-"""One pass of the model over the new tokens of the episodes: its protocol, and which one to use.
+"""The protocol of a forward pass over the episodes' new tokens, and the choice of one.
 
-Promise 7 needs a row's result to depend on nothing but the row. Two ways keep it: ``FixedForward``,
-for devices and kernels whose results depend on the size of a batch, has shapes that are always the
-same. ``PackedForward``, one pass over everything that waits, is many times faster on a CPU, and
-right where the machine's kernels have been seen to give a token the same bits in whatever company.
-``GraphForward``, for an NVIDIA GPU and models with plain attention alone, has two shapes that are
-always the same, and its own kernels for the attention.
+Promise 7 requires that a row's result depend on nothing but the row. ``FixedForward`` is for
+devices and kernels whose results depend on the batch size: its shapes never change.
+``PackedForward``, one pass over all waiting tokens, is many times faster on a CPU, and correct if
+the machine's kernels are found to give a token the same bits in any batch. ``GraphForward``, for an
+NVIDIA GPU and models with only plain attention, has two fixed shapes and its own attention kernels.
 """
 
 from __future__ import annotations
@@ -33,44 +32,44 @@ _COMPANY = (1, 2, 5, 11, 24)
 
 
 class Forward(Protocol):
-    """Turns new tokens of slots into logits, and leaves their keys and values in the cache."""
+    """Turns new tokens of slots into logits, and stores their keys and values in the cache."""
 
     def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
-        """Logits [B, V], in order: after the last known token and each drafted one of a stretch.
+        """Logits [B, V], in order: after each stretch's last known token and each drafted one.
 
-        Each stretch is of another slot; only one that begins with a single known token has drafts.
+        Each slot has at most one stretch; only those with a single known token have drafts.
         """
         ...
 
     @property
     def overhead_tokens(self) -> int | None:
-        """What a pass costs besides its tokens, in tokens; None where it takes no drafts."""
+        """A pass's fixed cost, in tokens; None if it takes no drafts."""
         ...
 
     @property
     def rounds_ahead(self) -> int:
-        """Rounds that may be begun before the tokens of the one before them are read."""
+        """How many rounds may start before the tokens of the previous one are read."""
         ...
 
     def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
-        """Keep what was sampled for the slots, for stretches that name it ``UNREAD``."""
+        """Keeps the slots' sampled tokens, which later stretches refer to as ``UNREAD``."""
         ...
 
     def take_weights(self) -> None:
-        """Called when the weights have changed, with no round under way."""
+        """Called when the weights have changed, while no round runs."""
         ...
 
     def close(self) -> None:
-        """End its threads."""
+        """Ends the threads."""
         ...
 
 
 def choose_forward(
     model: PreTrainedModel, cache: SlotCache, config: EngineConfig, num_threads: int | None
 ) -> Forward:
-    """The packed pass where it is exact, else the one of fixed shapes.
+    """Chooses the fastest forward pass that is exact on this device.
 
-    Sets the calling thread's number of torch threads; ``num_threads`` None takes what suits.
+    Sets the calling thread's number of torch threads; with ``num_threads`` None it is measured.
     """
     if cache.device.type == "cuda" and cache.is_plain and find_spec("triton") is not None:
         from forage.rollout.engines.torch.kernels import KernelAttention
@@ -90,10 +89,10 @@ def choose_forward(
 
 
 def rows_are_independent(model: PreTrainedModel, multiple: int) -> bool:
-    """Whether a token's result has the same bits alone and among others, attention left out.
+    """Whether a token's result has the same bits in batches of any size, leaving out attention.
 
-    Compared over the whole model, in rows of several multiples of ``multiple``. A matrix of zeros
-    (an adapter that has learnt nothing yet) would hide what it multiplies: noise stands in for it.
+    Compares the whole model's outputs for several multiples of ``multiple`` rows. A matrix of zeros
+    (an untrained adapter) would hide what it multiplies, so noise replaces it.
     """
     generator = torch.Generator().manual_seed(0)
     num_tokens = multiple * max(_COMPANY)
@@ -126,7 +125,7 @@ def rows_are_independent(model: PreTrainedModel, multiple: int) -> bool:
 
 
 class AttendToItself:
-    """Each token is a sequence: attention gives its own value, whatever the query."""
+    """Attention in which each token is its own sequence and gets its own value."""
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring

@@ -1,10 +1,10 @@
-"""Passes of two fixed shapes for a GPU, each captured as a CUDA graph and replayed.
+"""Forward passes of two fixed shapes for a GPU, each captured as a CUDA graph and replayed.
 
-A small pass costs a GPU mostly the launches of its operations: of a model of 1.5 billion parameters
-37 ms, where the memory needs 4 (benchmarks/scale.md). ``_Pass`` captures them once, and launches
-them as one. All slots decode in one pass, a row each; what an episode has grown by otherwise runs
-in passes of ``PREFILL_TOKENS`` rows, in blocks that belong to one slot each. A row's result does
-not depend on the rows beside it, because the shapes are always the same (promise 7).
+A small pass spends most of its time launching operations: 37 ms for a model of 1.5 billion
+parameters, where memory traffic needs 4 (benchmarks/scale.md). ``_Pass`` captures the launches once
+and replays them as one. All slots decode in one pass, one row each; longer stretches run in passes
+of ``PREFILL_TOKENS`` rows, in blocks of one slot each. A row's result does not depend on other
+rows, because the shapes never change (promise 7).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ AttendRows = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 
 PREFILL_TOKENS = 1024
 QUERY_BLOCK = 32
-"""New tokens of one slot that stand together; the last block of a stretch is filled up."""
+"""Rows per block of one slot's new tokens; a stretch's last block is padded."""
 _NUM_BLOCKS = PREFILL_TOKENS // QUERY_BLOCK
 
 
 class SlotAttention(Protocol):
-    """Attention over slots that keeps the new keys and values; ``kernels`` has that of a GPU."""
+    """Attention over slots that also stores new keys and values; ``kernels`` implements it."""
 
     def attend_singles(
         self,
@@ -43,7 +43,7 @@ class SlotAttention(Protocol):
         positions_S: Tensor,
         scale: float,
     ) -> Tensor:
-        """[S, H, D] for one new token a slot, none where the position is the scratch one."""
+        """[S, H, D] for one new token per slot; none if the position is the scratch one."""
         ...
 
     def attend_blocks(
@@ -57,13 +57,13 @@ class SlotAttention(Protocol):
         lengths_B: Tensor,
         scale: float,
     ) -> Tensor:
-        """[N, H, D] for blocks of new tokens; a block's slot has ``lengths_B`` keys at its end."""
+        """[N, H, D] for blocks of new tokens; ``lengths_B`` counts the keys up to a block's end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """At most ``QUERY_BLOCK`` new tokens of one slot; ``is_last`` where its stretch ends."""
+    """Up to ``QUERY_BLOCK`` new tokens of one slot; ``is_last`` if its stretch ends here."""
 
     slot: int
     start: int
@@ -72,7 +72,7 @@ class Block:
 
 
 class GraphForward:
-    """A ``Forward`` that begins a round before the tokens of the last one are read."""
+    """A ``Forward`` that starts a round before the previous round's tokens are read."""
 
     overhead_tokens = None
     rounds_ahead = 1
@@ -94,7 +94,7 @@ class GraphForward:
         self._prefilling = _Pass(self._prefill, cache.device)
 
     def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
-        """Logits [B, V] after the last token of each stretch, none of which is drafted."""
+        """Logits [B, V] after the last token of each stretch; stretches have no drafts."""
         singles = [s for s in stretches if len(s.token_ids) == 1]
         parts: list[Tensor] = []
         row_of: dict[int, int] = {}
@@ -113,21 +113,20 @@ class GraphForward:
         return logits[self._moved(torch.tensor(rows))]
 
     def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
-        """Keep on the device what the slots have sampled."""
+        """Keeps the slots' sampled tokens on the device."""
         self._last_S[self._moved(torch.tensor(slots))] = tokens_B
 
     def take_weights(self) -> None:
-        """Capture anew: what was kept of older weights, cast ones say, is in the graphs."""
+        """Captures again: the graphs may contain copies of the older weights, such as casts."""
         self._decoding.forget()
         self._prefilling.forget()
 
     def close(self) -> None:
-        """Let go of the passes: each holds this object, and the cache would wait for Python to look
-        for cycles."""
+        """Drops the passes: they refer to this object, and the cycle would keep the cache alive."""
         del self._decoding, self._prefilling
 
     def _run_singles(self, singles: Sequence[Stretch]) -> Tensor:
-        """Logits [S, V], which the next pass overwrites; rows of other slots mean nothing."""
+        """Logits [S, V], overwritten by the next pass; rows of other slots are meaningless."""
         ids, positions = [0] * self._cache.num_slots, [self._cache.scratch] * self._cache.num_slots
         for stretch in singles:
             ids[stretch.slot], positions[stretch.slot] = stretch.token_ids[0], stretch.start
@@ -185,18 +184,18 @@ class GraphForward:
         return torch.zeros(shape, dtype=torch.long, device=self._cache.device)
 
     def _moved(self, numbers: Tensor) -> Tensor:
-        """The numbers on the device, without waiting for what that still has to do."""
+        """Copies the numbers to the device without waiting for its queued work."""
         if self._cache.device.type == "cuda":
             numbers = numbers.pin_memory()
         return numbers.to(self._cache.device, non_blocking=True)
 
     def _fill(self, static: Tensor, rows: Sequence[Sequence[int]]) -> None:
-        """Overwrite what a captured pass reads, in place."""
+        """Overwrites a captured pass's input in place."""
         static.copy_(self._moved(torch.tensor(rows)))
 
 
 class _PlainAttend:
-    """Plain attention by a kernel that takes rows of tokens."""
+    """Adapts a kernel over rows of tokens to transformers' attention call."""
 
     def __init__(self, attend: AttendRows, dtype: torch.dtype) -> None:
         self._attend, self._dtype = attend, dtype
@@ -205,16 +204,16 @@ class _PlainAttend:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         assert scoring.is_plain, "the kernels have no windows, soft caps or sinks"
-        # Each [1, heads, N, D] as [N, heads, D], of the cache's type.
+        # From [1, heads, N, D] to [N, heads, D], in the cache's dtype.
         query, key, value = (x[0].transpose(0, 1).to(self._dtype) for x in (query, key, value))
         return self._attend(layer, query, key, value, scoring.scaling)[None]
 
     def recur(self, layer: str, run: Run, hidden: Tensor) -> Tensor:
-        raise AssertionError(f"a graph has no states: {layer}")
+        raise AssertionError(f"graphs do not support recurrent layers: {layer}")
 
 
 class _Pass:
-    """A computation with fixed shapes, whose result stays in one place; on a CPU it is called."""
+    """A computation of fixed shapes, captured as a CUDA graph; on a CPU it just runs."""
 
     def __init__(self, compute: Callable[[], Tensor], device: torch.device) -> None:
         self._compute = compute
@@ -233,21 +232,21 @@ class _Pass:
         return self._result
 
     def forget(self) -> None:
-        """Drop the graph; the next call captures another."""
+        """Drops the graph; the next call captures a new one."""
         self._graph = self._result = None
 
     def _capture(self) -> None:
-        # What is made once (kernels, workspaces, cast weights) must not be made within the capture.
+        # Kernels, workspaces and cast weights are created once, outside of the capture.
         self._compute()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        # Another thread may be learning meanwhile, and allocates as it needs.
+        # Another thread may be training at the same time, and may allocate memory.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._result = self._compute()
 
 
 def laid_in_passes(stretches: Sequence[Stretch]) -> list[list[Block]]:
-    """The stretches cut in blocks, in order, as many to a pass as it has room for."""
+    """Cuts the stretches into blocks, in order, and groups these into passes."""
     blocks = [
         Block(s.slot, s.start + at, s.token_ids[at : at + QUERY_BLOCK], at + QUERY_BLOCK >= size)
         for s in stretches

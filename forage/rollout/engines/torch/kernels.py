@@ -1,16 +1,16 @@
-"""Attention over slots on a GPU, in Triton: one new token for each slot, or blocks of new tokens.
+"""Attention over slots on a GPU, in Triton: one new token per slot, or blocks of new tokens.
 
-What a row gets depends on its own queries, keys and length alone: keys are taken in blocks from the
-first to the last, and a long row's parts are cut at places that do not depend on other rows
-(promise 7). The sums are those of https://arxiv.org/abs/2205.14135, the cut of the keys over
-programs that of flash-decoding. Imported where there is a GPU and Triton only.
+A row's result depends only on its own queries, keys and length: keys are processed in blocks from
+first to last, and a long row is split at fixed places (promise 7). The running sums follow
+https://arxiv.org/abs/2205.14135, the split of keys over programs follows flash-decoding. Import
+this file only if there are a GPU and Triton.
 
-Keys are loaded in whole blocks, those past a row's length with them: their scores are hidden, and a
-slot's room is a multiple of every block. A mask along the keys would cut each load of 16 bytes in
-eight of 2. Values are masked, because a weight of 0 times what is no number is none.
+Keys are loaded in whole blocks, including those past a row's length: their scores are hidden, and a
+slot's capacity is a multiple of every block. A mask along the keys would split each 16-byte load
+into eight of 2 bytes. Values are masked, because 0 times NaN is NaN.
 """
 
-# Parameters of kernels are pointers and numbers, for which Triton has no types.
+# Kernel parameters are pointers and numbers, for which Triton has no types.
 # ruff: noqa: ANN001, ANN202
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
@@ -25,21 +25,21 @@ from forage.rollout.engines.torch.graph_forward import QUERY_BLOCK
 from forage.rollout.engines.torch.slots import SlotCache
 
 _PART = 512
-"""Keys that one program goes through where a single token attends."""
+"""Keys per program when a single token attends."""
 _MIN_ROWS = 16
-"""The smallest side of a product of a tensor core: rows are filled up to it, and dimensions."""
+"""The smallest matrix side of a tensor core; rows and dimensions are padded to it."""
 
 
 class KernelAttention:
-    """Attention of new tokens over the slots of a cache, keys and values kept on the way."""
+    """Attention of new tokens over a cache's slots; also stores their keys and values."""
 
     def __init__(self, cache: SlotCache) -> None:
         self._cache = cache
         self._num_parts = -(-cache.capacity // _PART)
         is_float32 = cache.dtype == torch.float32
-        # In float32, products of tensor cores would be rounded to 10 bits.
+        # In float32, tensor cores would round products to 10 bits.
         self._precision = "ieee" if is_float32 else "tf32"
-        # Of numbers twice as wide, 64 keys of 128 dimensions have no room in the registers.
+        # In float32, 64 keys of 128 dimensions do not fit in the registers.
         self._key_block, self._num_warps = (32, 4) if is_float32 else (64, 2)
 
     def attend_singles(
@@ -51,10 +51,9 @@ class KernelAttention:
         positions_S: Tensor,
         scale: float,
     ) -> Tensor:
-        """[S, H, D] for one new token a slot: ``query`` [S, H, D], ``key``, ``value`` [S, K, D].
+        """[S, H, D] for one new token per slot: ``query`` [S, H, D], ``key``, ``value`` [S, K, D].
 
-        A slot whose position is the cache's scratch has no new token, and what it gets means
-        nothing.
+        A slot whose position is the cache's scratch has no new token, and its row is meaningless.
         """
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         num_slots, num_heads, dim = query.shape
@@ -109,8 +108,8 @@ class KernelAttention:
     ) -> Tensor:
         """[N, H, D] for new tokens in blocks of ``QUERY_BLOCK``, each block of one slot.
 
-        ``query`` [N, H, D], ``key``, ``value`` [N, K, D]. ``lengths_B`` is how many keys the slot
-        of a block has up to the block's last token, 0 for a block that is not used.
+        ``query`` [N, H, D], ``key``, ``value`` [N, K, D]. ``lengths_B`` counts the keys of a
+        block's slot up to the block's last token; 0 for an unused block.
         """
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[slots_N, :, :, positions_N] = key
@@ -144,7 +143,7 @@ def _attend_part(
     H: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     PART: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One slot's new token over one part of its keys, for the query heads of one key head."""
+    """Attention of one slot's new token over one part of its keys, for one key head's queries."""
     slot, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions + slot)
     length = tl.where(position == scratch, 1, position + 1)
@@ -171,7 +170,7 @@ def _attend_part(
         v_places = (at + n)[:, None] * vs_place + d[None, :]
         v = tl.load(base_v + v_places, mask=is_key[:, None] & is_dim[None, :], other=0.0)
         top, total, mix = _add_block(scores, v, top, total, mix, PRECISION)
-    if length <= start + PART:  # the last part: the new token sees itself, and is kept
+    if length <= start + PART:  # the last part: the new token sees itself, and is stored
         new_key = tl.load(key + slot * k_row + kv_head * k_head + d, mask=is_dim, other=0.0)
         new_value = tl.load(value + slot * v_row + kv_head * v_head + d, mask=is_dim, other=0.0)
         if position != scratch:
@@ -191,7 +190,7 @@ def _attend_part(
 
 @triton.jit
 def _add_block(scores, v, top, total, mix, PRECISION: tl.constexpr):
-    """Add a block of keys to the running maximum, the sum of weights and the weighted values."""
+    """Adds a block of keys to the running maximum, the sum of weights and the weighted values."""
     higher = tl.maximum(top, tl.max(scores, 1))
     weights = tl.exp(scores - higher[:, None])
     shrink = tl.exp(top - higher)
@@ -205,7 +204,7 @@ def _join_parts(
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     PART: tl.constexpr, PARTS: tl.constexpr, PARTS_P: tl.constexpr,
 ):  # fmt: skip
-    """The parts of one slot and head added up, each by its share of the weights."""
+    """Combines the parts of one slot and head, each by its share of the weights."""
     slot, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(positions + slot)
     length = tl.where(position == scratch, 1, position + 1)
@@ -228,7 +227,7 @@ def _attend_block(
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     QUERIES: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of new tokens of one slot over what the slot holds up to each, for one head."""
+    """Causal attention of one block of a slot's new tokens, for one head."""
     block, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + block)
     i, d, n = tl.arange(0, QUERIES), tl.arange(0, DP), tl.arange(0, BLOCK)

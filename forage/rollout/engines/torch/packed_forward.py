@@ -1,10 +1,9 @@
-"""One pass over everything that waits, on a CPU: single new tokens and whole observations together.
+"""One CPU pass over all waiting tokens: single new tokens and whole observations together.
 
-A small model's pass costs mostly what does not depend on the number of tokens, so decoding and
-prefilling share it, laid end to end in one row; a large pass is cut in parts, one a core, because
-the single operations are too short to be shared between cores. Attention alone is done slot by
-slot. Exact only where rows do not depend on their company, which ``forward.rows_are_independent``
-finds out.
+A small model's pass has mostly fixed costs, so decoding and prefilling share one, laid end to end
+in one row. A large pass is split into parts, one per core, because the individual operations are
+too short to split. Only attention runs slot by slot. The pass is exact only if rows do not depend
+on each other, which ``forward.rows_are_independent`` tests.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from forage.rollout.engines.torch.slot_attend import SlotAttend
 from forage.rollout.engines.torch.slots import SlotCache, Stretch, round_up
 
 MIN_PART_COST = 200
-"""What a part has to cost to be worth a core, in tokens of an observation, for a small model."""
+"""Minimum cost of a part that gets its own core, in observation tokens, for a small model."""
 _SMALL_MODEL = 1_000_000
-"""Parameters up to which that was measured; a token of a larger one is worth more."""
+"""Parameters of the largest model for which that was measured."""
 SINGLE_COST = 2
-"""What a single new token costs, in tokens of an observation: it reads keys for itself alone."""
+"""A single new token's cost in observation tokens: it shares its key reads with no other."""
 OVERHEAD_TOKENS = 24
-"""What a pass without tokens would cost, in single tokens (benchmarks/engine.md)."""
+"""A pass's fixed cost, in single tokens (benchmarks/engine.md)."""
 
 
 class PackedForward:
-    """A ``Forward`` over the tokens of all stretches at once."""
+    """A ``Forward`` that computes the tokens of all stretches at once."""
 
     rounds_ahead = 0
 
@@ -46,14 +45,14 @@ class PackedForward:
         self._multiple = config.tile_rows
         self._bucket = config.prefill_bucket
         self._num_threads = num_threads
-        # Drafted tokens attend row by row; a state cannot take back one that was wrong.
+        # Drafted tokens attend row by row, and a recurrent state cannot undo a wrong draft.
         takes_drafts = cache.dtype == torch.float32 and cache.states is None
         self.overhead_tokens = OVERHEAD_TOKENS if takes_drafts else None
         self._min_part_cost = min_part_cost(model.num_parameters(), self._multiple)
         self._pool = ThreadPoolExecutor(num_threads, "forage-engine", torch.set_num_threads, (1,))
 
     def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
-        """Logits [B, V] after the last known token and each drafted one of each stretch."""
+        """Logits [B, V] after each stretch's last known token and each drafted one."""
         costs = [_cost(stretch) for stretch in stretches]
         parts = equal_parts(costs, self._num_threads, self._min_part_cost)
         if len(parts) == 1:
@@ -75,13 +74,13 @@ class PackedForward:
         return out_BV
 
     def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
-        """They are read before the next round."""
+        """Does nothing: tokens are read before the next round."""
 
     def take_weights(self) -> None:
-        """It reads them anew in each pass."""
+        """Does nothing: each pass reads the weights anew."""
 
     def close(self) -> None:
-        """End the threads."""
+        """Ends the threads."""
         self._pool.shutdown()
 
     @torch.inference_mode()
@@ -111,7 +110,7 @@ class PackedForward:
 
 
 def min_part_cost(num_parameters: int, multiple: int) -> int:
-    """What a part has to cost: less for a larger model, but the rows that it is padded to.
+    """The minimum cost of a part: lower for larger models, but at least its padded rows.
 
     ``min_part_cost(870_000, 16)`` gives 200, ``min_part_cost(134_515_008, 8)`` gives 16.
     """
@@ -120,7 +119,7 @@ def min_part_cost(num_parameters: int, multiple: int) -> int:
 
 
 def equal_parts(costs: Sequence[int], most: int, min_cost: int = MIN_PART_COST) -> list[list[int]]:
-    """Indices in at most ``most`` parts of about equal cost, fewer where there is little work.
+    """Splits indices into at most ``most`` parts of similar cost; fewer if there is little work.
 
     ``equal_parts([90, 5, 60, 40], 2)`` gives ``[[0, 1], [2, 3]]``.
     """
@@ -135,9 +134,9 @@ def equal_parts(costs: Sequence[int], most: int, min_cost: int = MIN_PART_COST) 
 
 
 def with_neighbours(parts: list[list[int]], stretches: Sequence[Stretch]) -> list[list[int]]:
-    """The same parts, but each with single tokens of slots that lie together: they attend as one.
+    """Redistributes single tokens so that each part has adjacent slots, which attend together.
 
-    ``parts`` have as many single tokens as before, and the same longer stretches.
+    Each part keeps its number of single tokens and its longer stretches.
     """
     by_slot = sorted(
         (i for part in parts for i in part if stretches[i].is_single),

@@ -1,7 +1,7 @@
-"""One round of the engine's thread: what it guesses before the pass, and what it samples after it.
+"""The two ends of an engine round: drafting before the forward pass, sampling after it.
 
-A round's tokens may still be on the device when the next one begins; ``Round`` keeps what is needed
-to read them later.
+A round's tokens may still be on the device when the next round starts; ``Round`` keeps what is
+needed to read them later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forage.rollout.engines.torch.drafter import Drafter, Guess, count_worth
+from forage.rollout.engines.torch.drafter import Drafter, Guess, useful_draft_lengths
 from forage.rollout.engines.torch.sampling import (
     Chosen,
     choose_tokens,
@@ -27,13 +27,13 @@ from forage.types import Alternatives
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round sampled: a row for each slot's next token, and one for each guess after it."""
+    """What a round sampled: one row for each slot's next token, and one per guess after it."""
 
     slots: list[Slot]
     turns: list[PendingTurn]
     drafts: list[list[int]]
     tokens_B: Tensor
-    """Where the logits were."""
+    """On the device of the logits."""
     chosen: Chosen
     alternatives: list[Alternatives]
     version: int
@@ -42,28 +42,28 @@ class Round:
 def draft(
     slots: Sequence[Slot], drafter: Drafter, most: int, overhead_tokens: int | None
 ) -> list[list[int]]:
-    """Guesses of the next tokens of each slot, as many as pay for the longer pass.
+    """Drafts each slot's next tokens, as many as make the longer pass worthwhile.
 
-    At most ``most`` a slot; none where a pass takes no drafts (``overhead_tokens`` None).
+    At most ``most`` per slot; none if the pass takes no drafts (``overhead_tokens`` None).
     """
     if overhead_tokens is None or most == 0:
         return [[] for _ in slots]
     num_new = [len(slot.token_ids) - slot.num_cached for slot in slots]
     drafts: list[list[Guess]] = []
     for slot, count in zip(slots, num_new, strict=True):
-        assert slot.turn is not None, "only a turn makes a slot due"
-        # The pass samples a token after the last guess too.
+        assert slot.turn is not None, "only slots with a turn are due"
+        # The pass also samples a token after the last guess.
         own_most = min(most, slot.turn.num_left - 1) if count == 1 else 0
         drafts.append(drafter.draft(slot.token_ids, own_most))
-    worth = count_worth(drafts, sum(num_new), overhead_tokens)
+    lengths = useful_draft_lengths(drafts, sum(num_new), overhead_tokens)
     return [
         [guess.token for guess in guesses[:count]]
-        for guesses, count in zip(drafts, worth, strict=True)
+        for guesses, count in zip(drafts, lengths, strict=True)
     ]
 
 
 def sample(slots: list[Slot], logits_BV: Tensor, drafts: list[list[int]], version: int) -> Round:
-    """Sample the next token of each slot, and those after its guesses; counted as unread."""
+    """Samples the next token of each slot and those after its guesses, still unread."""
     turns = [slot.turn for slot in slots if slot.turn is not None]
     rows = [
         (turn, slot.num_tokens + offset)

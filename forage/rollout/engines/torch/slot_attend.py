@@ -1,11 +1,11 @@
-"""Attention of a packed pass: each stretch over its own slot, single tokens and whole observations.
+"""Attention of a packed pass: each stretch over its own slot, single tokens and observations.
 
-In float32 single tokens attend row by row, each to its own keys in place: memory is what decoding
-waits for, and matrix products over a batch of slots copy what is strided and read up to the longest
-row. Sums run in the order, and with the fused multiply-add, of the trainer's matrix products: a
-model whose attention is sharp turns a last bit into a difference of 1e-3. A processor's sums of
-products in bfloat16 have an order of their own, so there it is the trainer's products that they
-attend with, over the run of slots that a part has.
+In float32, single tokens attend row by row to their keys in place: decoding is limited by memory,
+and matrix products over a batch of slots copy strided data and read up to the longest row. Sums use
+the order and the fused multiply-add of the trainer's matrix products, because a model with sharp
+attention turns a difference in the last bit into one of 1e-3. In bfloat16 a processor sums products
+in its own order, so single tokens there attend with the trainer's products, over the part's range
+of slots.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _compiled = partial(compiled, error_model="numpy", fastmath={"contract"})
 
 
 class SlotAttend:
-    """Attention of stretches laid end to end (single tokens first), each over its own slot."""
+    """Attention of stretches laid end to end, single tokens first, each over its own slot."""
 
     def __init__(
         self, cache: SlotCache, laid: Sequence[Stretch], bucket: int, multiple: int = 1
     ) -> None:
-        """``multiple``: recurrent layers get single tokens in multiples of so many rows."""
+        """``multiple``: recurrent layers get single tokens padded to a multiple of this."""
         self._cache, self._laid, self._multiple = cache, laid, multiple
         singles = [stretch for stretch in laid if stretch.is_single]
         by_row = SingleRows if cache.dtype == torch.float32 else SingleTile
@@ -85,7 +85,7 @@ class SlotAttend:
                 out[:, span] = states.read(layer, stretch.slot, run, hidden[:, span], is_new)
             offset = span.stop
         if rows:
-            # As many rows as in any other company: a product's bits may depend on their number.
+            # Padded to a fixed number of rows, since a product's bits may depend on it.
             padded = hidden.new_zeros(round_up(len(rows), self._multiple), 1, hidden.shape[2])
             padded[: len(rows), 0] = hidden[0, rows]
             out[0, rows] = states.read_singles(layer, slots, run, padded)[: len(rows), 0]
@@ -95,7 +95,7 @@ class SlotAttend:
 class SingleRows:
     """Attention of single tokens in float32, row by row over keys in place.
 
-    A drafted token is one more of them: it sees the keys that the one before it has just left.
+    A drafted token is another row, which sees the keys that the row before it has just stored.
     """
 
     def __init__(self, cache: SlotCache, singles: Sequence[Stretch]) -> None:
@@ -106,7 +106,7 @@ class SingleRows:
     def attend(
         self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, scoring: Scoring
     ) -> Tensor:
-        """[R, H, D] for scaled queries of the same shape; keeps the keys and values."""
+        """[R, H, D] for scaled queries of the same shape; stores the keys and values."""
         keys_SKDL = self._cache.keys[layer].numpy()
         values_SKLD = self._cache.values[layer].numpy()
         keys_SKDL[self._slots_R, :, :, self._positions_R] = key_RKD.numpy()
@@ -125,10 +125,7 @@ class SingleRows:
 
 
 class SingleTile:
-    """Attention of single tokens by products, over the run of slots from their first to their last.
-
-    None of them is drafted.
-    """
+    """Attention of single tokens, without drafts, by products over the range of their slots."""
 
     def __init__(self, cache: SlotCache, singles: Sequence[Stretch]) -> None:
         slots = [stretch.slot for stretch in singles]
@@ -142,7 +139,7 @@ class SingleTile:
     def attend(
         self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, scoring: Scoring
     ) -> Tensor:
-        """[R, H, D] for scaled queries of the same shape; keeps the keys and values."""
+        """[R, H, D] for scaled queries of the same shape; stores the keys and values."""
         query, key, value = (self._in_their_slots(rows) for rows in (query_RHD, key_RKD, value_RKD))
         are_scaled = replace(scoring, scaling=1.0)
         return self._decode(layer, query, key, value, are_scaled)[self._rows_R, 0]
@@ -154,10 +151,10 @@ class SingleTile:
 
 
 class LongStretch:
-    """Attention of several new tokens of one slot over what it holds and themselves.
+    """Attention of several new tokens of one slot over its cache and themselves.
 
-    Two matrix products whose shapes are rounded up, so that few different ones occur: making the
-    kernel of a new shape takes longer than running it.
+    Two matrix products with rounded-up shapes, so that few different shapes occur: creating the
+    kernel for a new shape takes longer than running it.
     """
 
     def __init__(self, cache: SlotCache, stretch: Stretch, bucket: int) -> None:
@@ -172,7 +169,7 @@ class LongStretch:
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scoring: Scoring
     ) -> Tensor:
-        """[T, H, D] for scaled queries of the same shape; keeps the keys and values."""
+        """[T, H, D] for scaled queries of the same shape; stores the keys and values."""
         span = slice(self._stretch.start, self._stretch.end)
         keys_KDL = self._cache.keys[layer][self._stretch.slot]
         values_KLD = self._cache.values[layer][self._stretch.slot]
@@ -182,7 +179,7 @@ class LongStretch:
         num_kv_heads = keys_KDL.shape[0]
         rows_HTD = query_THD.new_zeros(num_heads, self._num_rows, head_dim)
         rows_HTD[:, : self.num_tokens] = query_THD.transpose(0, 1)
-        # The query heads that share a key head stand together.
+        # Query heads that share a key head are adjacent.
         grouped = rows_HTD.view(num_kv_heads, -1, head_dim)
         length = self._hidden_keys.length
         scores = grouped @ keys_KDL[:, :, :length]
@@ -202,13 +199,13 @@ def attend_rows(
     out_RHD: np.ndarray,
     scoring: Scoring,
 ) -> None:
-    """Fill ``out_RHD``: row r attends to the first ``lengths_R[r]`` places of its slot.
+    """Fills ``out_RHD``: row r attends to the first ``lengths_R[r]`` positions of its slot.
 
-    Of these, to those in the window. Arrays of float32, the queries scaled already, and of int64; S
-    slots, H heads, K key heads.
+    The window of ``scoring`` restricts these further. Arrays are float32, with scaled queries, or
+    int64; S slots, H heads, K key heads.
     """
     num_rows, num_heads, _ = query_RHD.shape
-    # Whole buckets, because a softmax over another remainder has other last bits.
+    # Whole buckets, because a softmax over a different remainder differs in the last bits.
     width = round_up(int(lengths_R.max()), LENGTH_BUCKET)
     scores = torch.empty(num_rows, num_heads, width)
     starts_R = np.array([scoring.first_key(length - 1) for length in lengths_R.tolist()])
@@ -216,7 +213,7 @@ def attend_rows(
     if scoring.is_plain:
         weights = scores.softmax(dim=-1)
     else:
-        is_hidden = scores == float("-inf")  # a soft cap would make a number of it
+        is_hidden = scores == float("-inf")  # a soft cap would make it finite
         weights = weights_of(scores, hiding_bias(is_hidden, scores.dtype), scoring, (-1, 1))
     _mix_rows(weights.numpy(), values_SKLD, slots_R, starts_R, lengths_R, out_RHD)
 
@@ -225,7 +222,7 @@ def attend_rows(
 def _score_rows(
     query_RHD: Any, keys_SKDL: Any, slots_R: Any, starts_R: Any, lengths_R: Any, scores_RHL: Any
 ) -> None:
-    """Products of each query with its slot's keys; minus infinity outside of what it sees."""
+    """Products of each query with its slot's keys; minus infinity for keys it does not see."""
     num_rows, num_heads, head_dim = query_RHD.shape
     group = num_heads // keys_SKDL.shape[1]
     for row in range(num_rows):
@@ -235,7 +232,7 @@ def _score_rows(
             scores_L = scores_RHL[row, head]
             scores_L[:start] = -np.inf
             scores_L[start:length] = 0.0
-            # Along the keys, not along the dimension: sums that need no reordering to be vectors.
+            # Along the keys, not the dimension: these sums vectorise without reordering.
             for dim in range(head_dim):
                 factor = query_RHD[row, head, dim]
                 for place in range(start, length):
@@ -249,7 +246,7 @@ def _mix_rows(
 ) -> None:
     """Sums of each slot's values by weight, added as ``mix_values`` adds them.
 
-    The heads that share values go along together: their sums do not wait for each other.
+    Heads that share values are processed together: their sums are independent of each other.
     """
     num_rows, num_heads, head_dim = out_RHD.shape
     num_kv_heads = values_SKLD.shape[1]

@@ -1,7 +1,7 @@
-"""The places of the episodes in flight: keys and values, the turn being sampled, known prompts.
+"""Slots of the episodes in flight: keys and values, the turn being sampled, cached prompts.
 
-A slot holds an episode from its prompt to its answer, so a new turn costs the tokens of the last
-observation alone. Plain state, changed by ``EngineThread`` and by the forward passes that it runs.
+A slot holds an episode from its prompt to its answer, so a new turn costs only the tokens of the
+last observation. Plain state, changed by ``EngineThread`` and the forward passes that it runs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from forage.types import Alternatives, Completion, FinishReason, Sampling
 LENGTH_BUCKET = 64
 NUM_PROMPTS_KEPT = 32
 UNREAD = -1
-"""Stands in a stretch for the token that its slot sampled last and that is still on the device."""
+"""Represents, in a stretch, the slot's last sampled token while it is still on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """New tokens of one slot and the position of the first; what comes before is in the cache.
+    """New tokens of one slot and the position of the first; earlier tokens are in the cache.
 
-    The last ``num_drafted`` of them are guesses of what will be sampled.
+    The last ``num_drafted`` tokens are guesses.
     """
 
     slot: int
@@ -47,13 +47,13 @@ class Stretch:
 
     @property
     def is_single(self) -> bool:
-        """Whether one token is known: a turn goes on, and no observation came between."""
+        """Whether it has one known token: a turn continues, with no observation in between."""
         return self.num_known == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the layers keep of the first tokens of a sequence: keys and values, and states."""
+    """A sequence prefix's keys, values and recurrent states, by layer."""
 
     keys_values: dict[int, tuple[Tensor, Tensor]]
     states: States
@@ -62,8 +62,8 @@ class Prefix:
 class SlotCache:
     """Keys [num_slots, H_kv, D, capacity] and values [num_slots, H_kv, capacity, D], by layer.
 
-    Keys are kept transposed, as the product with the queries reads them. Each slot has one more
-    position, for scratch. Recurrent layers have ``states`` instead.
+    Keys are stored transposed, as the product with the queries reads them. Each slot has an extra
+    scratch position. Recurrent layers have ``states`` instead.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SlotCache:
         self.dtype = dtype
         self.device = device
         self.capacity = round_up(capacity, LENGTH_BUCKET)
-        # Rows of a tile that do not decode write to a position that nobody reads.
+        # Rows of a tile that do not decode write to this position, which is never read.
         self.scratch = self.capacity
         length = self.capacity + LENGTH_BUCKET
 
@@ -97,14 +97,14 @@ class SlotCache:
         self.states = SlotStates(shape.states, num_slots, device) if shape.states else None
 
     def clear(self) -> None:
-        """Forget every number: a hidden key weighs 0, and 0 times NaN is NaN."""
+        """Sets everything to zero: a hidden key has weight 0, but 0 times NaN is NaN."""
         for numbers in (*self.keys.values(), *self.values.values()):
             numbers.zero_()
         if self.states:
             self.states.clear()
 
     def copy_out(self, slot: int, length: int) -> Prefix:
-        """A copy of what a slot holds of its first ``length`` tokens, which are all it has."""
+        """Returns a copy of a slot's cache, whose length must be ``length``."""
         pairs = {
             layer: (keys[slot, ..., :length].clone(), self.values[layer][slot, :, :length].clone())
             for layer, keys in self.keys.items()
@@ -112,7 +112,7 @@ class SlotCache:
         return Prefix(pairs, self.states.copy_out(slot) if self.states else {})
 
     def copy_in(self, slot: int, prefix: Prefix) -> None:
-        """Write what ``copy_out`` returned into the first positions of a slot."""
+        """Writes what ``copy_out`` returned to a slot's first positions."""
         for layer, (keys, values) in prefix.keys_values.items():
             self.keys[layer][slot, ..., : keys.shape[2]] = keys
             self.values[layer][slot, :, : values.shape[1]] = values
@@ -122,7 +122,7 @@ class SlotCache:
 
 @dataclass(slots=True)
 class PendingTurn:
-    """A turn being sampled, and the future that waits for it."""
+    """A turn being sampled, and the future for its completion."""
 
     token_ids: tuple[int, ...]
     sampling: Sampling
@@ -155,39 +155,39 @@ class PendingTurn:
 
 @dataclass(slots=True)
 class Slot:
-    """An episode's place: the tokens it is made of and how many of them have keys and values."""
+    """An episode's slot: its tokens, and how many of them have keys and values."""
 
     index: int
     episode_key: str | None = None
     token_ids: list[int] = field(default_factory=list)
     num_cached: int = 0
     num_unread: int = 0
-    """Tokens sampled beyond ``token_ids``, which are on the device and not read yet."""
+    """Tokens sampled after ``token_ids`` that are still on the device."""
     turn: PendingTurn | None = None
     is_first_turn: bool = True
 
     @property
     def num_tokens(self) -> int:
-        """Its tokens, those not read yet among them."""
+        """The number of tokens, including unread ones."""
         return len(self.token_ids) + self.num_unread
 
     @property
     def is_due(self) -> bool:
-        """Whether its turn may sample one more token."""
+        """Whether its turn may sample another token."""
         return self.turn is not None and self.turn.num_left > self.num_unread
 
     def end_turn(self) -> None:
-        """Sample no more for the turn; what it has sampled and nobody has read is left out."""
+        """Stops sampling for the turn, and discards its unread tokens."""
         self.turn, self.num_unread = None, 0
 
     @property
     def prompt(self) -> tuple[int, ...] | None:
-        """The prompt, which the other episodes of the group share; None once it is computed."""
+        """The prompt, shared by the episode's group; None once it has been computed."""
         is_prompt = self.turn is not None and self.is_first_turn and self.num_cached == 0
         return tuple(self.token_ids) if is_prompt else None
 
     def stretch(self, draft: Sequence[int] = ()) -> Stretch:
-        """The tokens that have no keys and values yet, and after them the guesses of ``draft``."""
+        """The tokens without keys and values, followed by the guesses of ``draft``."""
         if self.num_unread:
             return Stretch(self.index, self.num_cached, (UNREAD,))
         token_ids = [*self.token_ids[self.num_cached :], *draft]
@@ -195,21 +195,21 @@ class Slot:
 
 
 class PromptCache:
-    """Keys, values and the logits after the last token of recent prompts, under one version."""
+    """Keys, values and last logits of recent prompts, computed with the current weights."""
 
     def __init__(self, cache: SlotCache) -> None:
         self._cache = cache
         self._prompts: OrderedDict[tuple[int, ...], tuple[Prefix, Tensor]] = OrderedDict()
 
     def keep(self, prompt: tuple[int, ...], slot: Slot, logits_V: Tensor) -> None:
-        """Copy the prompt's keys and values out of the slot; forget the oldest prompt."""
+        """Copies the prompt's keys and values from the slot; drops the oldest prompt if full."""
         prefix = self._cache.copy_out(slot.index, slot.num_cached)
         self._prompts[prompt] = (prefix, logits_V.clone())
         if len(self._prompts) > NUM_PROMPTS_KEPT:
             self._prompts.popitem(last=False)
 
     def start(self, slot: Slot) -> Tensor | None:
-        """Give the slot its prompt's keys and values; the logits [V], or None where not kept."""
+        """Copies the slot's prompt from the cache; returns its logits [V], or None on a miss."""
         prompt = slot.prompt
         kept = None if prompt is None else self._prompts.get(prompt)
         if kept is None:
@@ -220,23 +220,23 @@ class PromptCache:
         return logits_V
 
     def clear(self) -> None:
-        """Forget all: the weights have changed."""
+        """Drops all prompts, because the weights have changed."""
         self._prompts.clear()
 
 
 def hiding_bias(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a key may be seen, minus infinity where not."""
+    """0 for visible keys, minus infinity for hidden ones."""
     bias = torch.zeros(is_hidden.shape, dtype=dtype, device=is_hidden.device)
     return bias.masked_fill_(is_hidden, float("-inf"))
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The smallest multiple that is not below ``number``."""
+    """Rounds ``number`` up to a multiple."""
     return -(-number // multiple) * multiple
 
 
 def settle(future: asyncio.Future[Any], outcome: object) -> None:
-    """Give a future its result or its exception, unless nobody waits any more."""
+    """Sets a future's result or exception, unless it is already done."""
     if future.done():
         return
     if isinstance(outcome, BaseException):

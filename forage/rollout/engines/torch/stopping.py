@@ -1,7 +1,7 @@
-"""When a turn ends, decided on token ids.
+"""Detects the end of a turn in token ids.
 
-A stop string may be spread over several tokens, and the token that completes it may carry what
-follows (``>\\n``). Such a token is kept as sampled: the turn ends after it, and nothing is cut.
+A stop string may span several tokens, and the token that completes it may contain further text
+(``>\\n``). That token is kept as sampled: the turn ends after it, without truncation.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from forage.environment.vocabulary import num_token_ids
 
 
 class StopTable:
-    """The bytes of every token, and which of them can complete a stop string."""
+    """The bytes of every token, to find those that complete a stop string."""
 
     def __init__(self, token_bytes_V: Sequence[bytes]) -> None:
         self._bytes_V = tuple(token_bytes_V)
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> StopTable:
-        """Read the vocabulary of a byte-level or SentencePiece tokenizer once."""
+        """Reads the vocabulary of a byte-level or SentencePiece tokenizer."""
         added = {index: text for text, index in tokenizer.get_added_vocab().items()}
         ids = range(num_token_ids(tokenizer))
         pieces = [str(tokenizer.convert_ids_to_tokens(i) or "") for i in ids]
@@ -34,12 +34,12 @@ class StopTable:
         return cls(table)
 
     def text_bytes(self, token_ids: Sequence[int]) -> bytes:
-        """The bytes that a sequence of tokens stands for; an id beyond the vocabulary is empty."""
+        """The bytes of a token sequence; an id beyond the vocabulary has none."""
         table = self._bytes_V
         return b"".join(table[i] if i < len(table) else b"" for i in token_ids)
 
     def completes(self, token_ids: Sequence[int], stop: Sequence[str]) -> bool:
-        """Whether the last of ``token_ids`` (of this turn alone) completes a stop string."""
+        """Whether the last of ``token_ids``, the tokens of one turn, completes a stop string."""
         if not token_ids or token_ids[-1] >= len(self._bytes_V):
             return False
         last = self._bytes_V[token_ids[-1]]
@@ -53,7 +53,7 @@ class StopTable:
         return False
 
     def _tail(self, token_ids: Sequence[int], num_bytes: int) -> bytes:
-        """The last ``num_bytes`` bytes; tokens without bytes are passed over."""
+        """The last ``num_bytes`` bytes of the tokens."""
         tail = b""
         for token_id in reversed(token_ids):
             tail = self.text_bytes((token_id,)) + tail
@@ -64,7 +64,7 @@ class StopTable:
 
 @lru_cache(maxsize=1)
 def _byte_of_letter() -> dict[str, int]:
-    """The letters that byte-level BPE writes for the 256 bytes (GPT-2's table)."""
+    """Maps byte-level BPE's letters to the bytes they represent (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable}
     rest = [byte for byte in range(256) if byte not in set(printable)]

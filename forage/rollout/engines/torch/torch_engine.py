@@ -1,8 +1,8 @@
-"""The in-process engine: one copy of the weights shared with the trainer, continuous batching.
+"""The in-process engine: shares one copy of the weights with the trainer, batches continuously.
 
-This is its face towards the event loop; ``EngineThread`` owns the slots and advances the turns. An
-episode keeps its slot, keys and values between its turns; the prompt of a group is computed once
-and copied. Requests beyond the slots wait in order. Which episodes run is decided in ``play/``.
+This is the event loop's side; ``EngineThread`` owns the slots and advances the turns. An episode
+keeps its slot, keys and values between turns; a group's prompt is computed once and copied.
+Requests beyond the slots wait in order. ``play/`` decides which episodes run.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class TorchEngine:
         num_threads: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """``max_tokens`` bounds an episode; ``num_threads`` None measures.
+        """``max_tokens``: maximum length of an episode; ``num_threads``: None to measure the best.
 
-        ``dtype`` is what the model multiplies in, and so that of keys and values: None is that of
-        its weights.
+        ``dtype``: the type of the model's products, and so of keys and values; None: that of the
+        weights.
         """
         attention.install(model)
         self._model = model
         self._max_tokens = max_tokens
-        self._asking: set[str] = set()
+        self._sampling_keys: set[str] = set()
         parameter = next(model.parameters())
         cache = SlotCache(
             cache_shape(model),
@@ -62,44 +62,46 @@ class TorchEngine:
         return self._worker.counters
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Sample one turn; raises ``EngineError`` if it cannot fit or the engine is closed."""
+        """Samples one turn; raises ``EngineError`` if it cannot fit or the engine is closed."""
         if len(token_ids) + sampling.max_tokens > self._max_tokens:
             raise EngineError(
-                f"{len(token_ids)} tokens and a turn of {sampling.max_tokens} exceed the "
-                f"engine's {self._max_tokens}; raise environment.max_tokens"
+                f"{len(token_ids)} tokens plus a turn of {sampling.max_tokens} exceed the engine's "
+                f"limit of {self._max_tokens}; raise environment.max_tokens"
             )
         episode_key = sampling.episode_key
-        assert episode_key not in self._asking, f"two turns of the episode {episode_key} at once"
+        assert episode_key not in self._sampling_keys, (
+            f"two turns of the episode {episode_key} at once"
+        )
         self._raise_if_stopped()
         loop = asyncio.get_running_loop()
         key = noise_key(sampling.seed, episode_key)
         turn = PendingTurn(tuple(token_ids), sampling, loop, loop.create_future(), key)
         self._worker.put(lambda: self._worker.enqueue(turn))
-        self._raise_if_stopped()  # once more: what is in line when the worker ends is ended there
-        self._asking.add(episode_key)
+        self._raise_if_stopped()  # again: a stopping worker ends only the turns queued by then
+        self._sampling_keys.add(episode_key)
         try:
             return await turn.future
         except asyncio.CancelledError:
             self.release(episode_key)
             raise
         finally:
-            self._asking.discard(episode_key)
+            self._sampling_keys.discard(episode_key)
 
     async def check(self) -> None:
-        """Raise ``UserError`` if turns are not computed as transformers computes them."""
-        await self._run(lambda: None)  # the worker's first passes must not meet another attention
+        """Raises ``UserError`` if turns are not computed as transformers computes them."""
+        await self._run(lambda: None)  # its first passes must not run with the check's attention
         check = EngineCheck(self._model)
         await self._run(lambda: self._worker.check(check))
 
     def release(self, episode_key: str) -> None:
-        """Free the episode's slot and drop whatever of it still waits."""
+        """Frees the episode's slot and drops its queued turn."""
         self._worker.put(lambda: self._worker.release(episode_key))
 
     @asynccontextmanager
     async def updating(self, version: Callable[[], int]) -> AsyncIterator[None]:
-        """See ``Engine``; keys and values of the older weights are computed anew afterwards.
+        """See ``Updated``; with ``cache_on_update: recompute``, older keys and values are dropped.
 
-        Where an error ends the context nothing is sampled any more: the weights may be half new.
+        If an error ends the context, nothing more is sampled: the weights may be partly updated.
         """
         await self._run(self._worker.hold)
         yield
@@ -107,13 +109,13 @@ class TorchEngine:
         await self._run(lambda: self._worker.take_version(number))
 
     async def close(self) -> None:
-        """Stop the worker; turns in flight end with ``EngineError``."""
+        """Stops the worker; turns in flight end with ``EngineError``."""
         if self._worker.thread.is_alive():
             self._worker.put(self._worker.shut)
             await asyncio.to_thread(self._worker.thread.join)
 
     async def _run(self, command: Callable[[], None]) -> None:
-        """Wait until the worker has run a command between two of its rounds."""
+        """Runs a command on the worker between two rounds, and waits for it."""
         self._raise_if_stopped()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -121,7 +123,7 @@ class TorchEngine:
         def run() -> None:
             try:
                 command()
-            except BaseException as error:  # a bug: it ends the worker, and who waits is told
+            except BaseException as error:  # a bug: it ends the worker, and the caller must see it
                 loop.call_soon_threadsafe(settle, done, error)
                 raise
             loop.call_soon_threadsafe(settle, done, None)

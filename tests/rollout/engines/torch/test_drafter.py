@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.rollout.engines.torch.drafter import Drafter, Guess, count_worth
+from forage.rollout.engines.torch.drafter import Drafter, Guess, useful_draft_lengths
 from tests.rollout.running_engines import Plan, play, running_engine, sampling, tokens
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model
 
@@ -101,18 +101,18 @@ def guesses(*chances: float) -> list[Guess]:
 
 def test_guesses_are_taken_while_they_pay_for_their_time():
     """One episode and a pass of 1 + 24: a guess is worth it above 1/25, then above 1.9/26, ..."""
-    assert count_worth([guesses(0.9, 0.5, 0.07)], 1, 24) == [2]
-    assert count_worth([guesses(0.9, 0.5, 0.1)], 1, 24) == [3]
-    assert count_worth([guesses(0.04)], 1, 24) == [0]
-    assert count_worth([guesses(0.041)], 1, 24) == [1]
+    assert useful_draft_lengths([guesses(0.9, 0.5, 0.07)], 1, 24) == [2]
+    assert useful_draft_lengths([guesses(0.9, 0.5, 0.1)], 1, 24) == [3]
+    assert useful_draft_lengths([guesses(0.04)], 1, 24) == [0]
+    assert useful_draft_lengths([guesses(0.041)], 1, 24) == [1]
 
 
 def test_a_full_pass_takes_only_what_is_nearly_certain():
     drafts = [guesses(0.95, 0.6)] * 96
-    assert count_worth(drafts, 96, 24) == [1] * 96
-    assert count_worth([guesses(0.75)] * 96, 96, 24) == [0] * 96
+    assert useful_draft_lengths(drafts, 96, 24) == [1] * 96
+    assert useful_draft_lengths([guesses(0.75)] * 96, 96, 24) == [0] * 96
     # The same episodes beside observations of 1,000 tokens: the pass is long anyway.
-    assert count_worth(drafts, 1096, 24) == [2] * 96
+    assert useful_draft_lengths(drafts, 1096, 24) == [2] * 96
 
 
 falling = st.lists(st.floats(0, 1), max_size=5).map(lambda c: guesses(*sorted(c, reverse=True)))
@@ -123,7 +123,7 @@ def test_no_other_count_of_guesses_yields_more(
     drafts: list[list[Guess]], num_others: int, overhead: int
 ):
     num_tokens = len(drafts) + num_others
-    worth = count_worth(drafts, num_tokens, overhead)
+    worth = useful_draft_lengths(drafts, num_tokens, overhead)
 
     def rate(counts: Sequence[int]) -> float:
         taken = [g.chance for d, c in zip(drafts, counts, strict=True) for g in d[:c]]
