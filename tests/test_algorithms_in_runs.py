@@ -179,7 +179,7 @@ def test_a_critic_that_is_missing_from_the_checkpoint_is_said(tmp_path: Path):
     out = tmp_path / "run"
     run_training(make_config(out, trainer={**STEPS, "num_steps": 1}), resume=False)
     config = make_config(out, trainer=STEPS, algorithm={"advantage": "gae"})
-    with pytest.raises(UserError, match="holds no critic"):
+    with pytest.raises(UserError, match="has no critic"):
         run_training(config, resume=True)
 
 

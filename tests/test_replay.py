@@ -72,7 +72,7 @@ def test_a_replay_is_resumed_with_the_episodes_that_it_began_with(tmp_path: Path
     other = tmp_path / "other.jsonl"
     other.write_text(replay[0].read_text().replace('"step":0,', '"step":9,'))
     config = make_config(out, **changes)
-    with pytest.raises(UserError, match="learnt from other episodes than those of --replay"):
+    with pytest.raises(UserError, match="trained on other episodes than those of --replay"):
         run_training(config, resume=True, replay=[other])
     run_training(config, resume=True, replay=replay)
     assert weights_of(out, 4) == weights_of(played_run("late"), 4)

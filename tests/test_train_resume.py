@@ -89,7 +89,7 @@ def test_a_run_whose_disk_is_lost_goes_on_from_the_copies_of_its_checkpoints(tmp
     run_training(make_config(out, trainer={"num_steps": 4, **trainer}), resume=False)
     shutil.rmtree(out)
     config = make_config(out, trainer={"num_steps": NUM_STEPS, **trainer})
-    with pytest.raises(UserError, match="checkpoint_url already holds a run"):
+    with pytest.raises(UserError, match="checkpoint_url already has a run"):
         run_training(config, resume=False)
     run_training(config, resume=True)
     assert_same_run(out, straight_run(), steps=(4, 6))
@@ -290,8 +290,8 @@ def test_a_damaged_checkpoint_is_named_loudly_and_the_one_before_it_serves(
     run_training(config, resume=True)
     (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert re.search(
-        r"step_000006 cannot be read .*model.safetensors is not as it was written.* Going on from "
-        "the one before it",
+        r"step_000006 cannot be read .*model.safetensors has changed since it was written"
+        ".* Resuming from the previous one",
         error.getMessage(),
     )
     assert (out / "checkpoints" / "step_000006.damaged" / "state.json").exists()
@@ -303,7 +303,7 @@ def test_a_run_of_which_the_only_checkpoint_is_damaged_says_so(tmp_path: Path):
     shutil.copytree(straight_run(), out)
     shutil.rmtree(out / "checkpoints" / "step_000004")
     (out / "checkpoints" / "step_000006" / "manifest.json").unlink()
-    with pytest.raises(UserError, match="step_000006 cannot be read .* put a whole copy there"):
+    with pytest.raises(UserError, match="step_000006 cannot be read .* restore a copy"):
         run_training(make_config(out, trainer={"num_steps": NUM_STEPS}), resume=True)
     assert (out / "checkpoints" / "step_000006").exists()
 
@@ -319,10 +319,10 @@ def test_resuming_with_another_seed_is_refused_with_the_one_to_set(tmp_path: Pat
 
 def test_a_used_output_dir_and_an_empty_one_are_told_apart(tmp_path: Path):
     out = tmp_path / "run"
-    with pytest.raises(UserError, match="holds no run to resume; leave --resume out"):
+    with pytest.raises(UserError, match="has no run to resume; leave --resume out"):
         run_training(make_config(out), resume=True)
     shutil.copytree(straight_run(), out)
-    with pytest.raises(UserError, match="already holds a run; go on with --resume"):
+    with pytest.raises(UserError, match="already has a run; continue it with --resume"):
         run_training(make_config(out), resume=False)
     assert_same_run(out, straight_run(), steps=(4, 6))
 

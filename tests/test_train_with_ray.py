@@ -111,5 +111,5 @@ def test_a_server_whose_actor_is_killed_is_started_again_and_the_run_ends_whole(
     server.kill()
     _, err = child.communicate()
     assert child.returncode == 0, err
-    assert "started again" in err
+    assert "restarting the vLLM server" in err
     assert check_whole(config) == 12 * 8

@@ -125,8 +125,8 @@ def test_a_server_that_is_killed_is_started_again_and_the_run_goes_on(
     run_training(config, resume=False)
     killer.join(5)
     assert killed
-    assert "is left out" in caplog.text
-    assert "is there again" in caplog.text
+    assert "is removed" in caplog.text
+    assert "is back" in caplog.text
     rows = metrics_of(tmp_path / "run")
     assert len(rows) == 6
     for row in rows:

@@ -156,7 +156,7 @@ def test_without_vllm_and_with_adapters_the_run_is_refused(tmp_path: Path):
         OwnServers(config, vllm_of(config), LocalPlaces(config).server_hosts)
     (tmp_path / "adapter_config.json").write_text("{}")
     config = config_of(tmp_path, program=str(tmp_path / "adapter_config.json"))
-    with pytest.raises(UserError, match="a directory of adapters"):
+    with pytest.raises(UserError, match="which has only adapters"):
         OwnServers(config, vllm_of(config), LocalPlaces(config).server_hosts)
 
 
@@ -221,8 +221,8 @@ async def test_a_server_that_fails_from_the_beginning_is_given_up(
     async with servers_of(config_of(tmp_path, program=str(program))):
         (program.parent / "broken").touch()
         os.kill(pids(program)[0], signal.SIGKILL)
-        await until(lambda: "is given up" in caplog.text)
-    assert caplog.text.count("is started again") == 3
+        await until(lambda: "giving up on" in caplog.text)
+    assert caplog.text.count("restarting the vLLM server") == 3
 
 
 async def test_a_server_that_cannot_be_started_again_is_given_up_and_the_others_are_watched(
@@ -235,7 +235,7 @@ async def test_a_server_that_cannot_be_started_again_is_given_up_and_the_others_
         logs.rename(tmp_path / "away")
         logs.write_text("no log can be written here")
         os.kill(first, signal.SIGKILL)
-        await until(lambda: "is given up" in caplog.text, 60)
+        await until(lambda: "giving up on" in caplog.text, 60)
         assert f"cannot write {logs}" in caplog.text
         logs.unlink()
         os.kill(second, signal.SIGKILL)

@@ -57,7 +57,7 @@ def test_a_taken_port_is_said_before_a_world_is_made(tmp_path: Path) -> None:
     """Articles and an index were made first, and left behind in a directory that was then taken."""
     with bind_port("127.0.0.1", 0) as other:
         other.listen()
-        with pytest.raises(UserError, match="is already taken"):
+        with pytest.raises(UserError, match="is in use"):
             run_demo(DemoSettings(out=tmp_path / "demo", size=300, port=other.getsockname()[1]))
     assert not (tmp_path / "demo").exists()
 

@@ -208,16 +208,19 @@ def test_a_server_that_gives_too_few_alternatives_for_some_recipe_is_a_warning()
             PolicyServer(model_config={"logprobs_mode": "raw_logprobs"}),
             ("its log-probabilities are raw_logprobs", "--logprobs-mode processed_logprobs"),
         ),
-        (PolicyServer(transfer={"backend": "nccl"}), ("no receiver", "forage_receiver.Receiver")),
+        (
+            PolicyServer(transfer={"backend": "nccl"}),
+            ("no weight receiver", "forage_receiver.Receiver"),
+        ),
         (
             PolicyServer(scheduler={"enable_chunked_prefill": True}),
-            ("chunked prefill ends it on a CPU", "--no-enable-chunked-prefill"),
+            ("after a chunked prefill crashes it", "--no-enable-chunked-prefill"),
         ),
         (
             PolicyServer(without=frozenset({"receiver_version"})),
             ("of version 1 or older, and this Forage needs version 3", "forage recipes --out"),
         ),
-        (PolicyServer(is_asleep=True), ("it is paused or asleep", "POST /resume")),
+        (PolicyServer(is_asleep=True), ("it is paused or asleep", "then /resume")),
     ],
 )
 def test_what_a_server_lacks_is_said_with_what_to_do(
@@ -258,13 +261,13 @@ def test_a_server_that_tells_of_itself_in_another_shape_is_said_to_lack_what_is_
 def test_a_server_that_keeps_its_memory_while_it_sleeps_is_a_warning_without_a_recipe() -> None:
     """The trainer that takes turns with it would run out of memory in its first step."""
     with policy_serving(PolicyServer(device="cuda")) as server:
-        assert server_report(server.url)[1].count("sleep") == 0, "it does not say"
+        assert server_report(server.url)[1].count("sleep") == 0, "it does not report it"
         server.model_config["enable_sleep_mode"] = False
         is_fit, text = server_report(server.url)
         (fault,) = asyncio.run(find_faults(server.url, True, sleeps=True))
         assert asyncio.run(find_faults(server.url, True, sleeps=False)) == []
     assert is_fit
-    assert "it keeps its GPU's memory while it sleeps" in text
+    assert "it does not release GPU memory while it sleeps" in text
     assert fault.is_fatal
     assert "--enable-sleep-mode" in fault.remedy
 

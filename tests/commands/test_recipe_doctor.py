@@ -133,7 +133,7 @@ def test_a_server_is_asked_for_all_that_the_recipe_wants(tmp_path: Path):
     assert "its context of 1000 tokens holds no episode" in found
     assert "it has room for adapters of rank 8" in found
     assert "with model.path" in found
-    assert "vLLM keeps the old head where it is tied" in of_files
+    assert "keeps the old weights of a tied head" in of_files
 
 
 async def _refuses(request: web.Request) -> web.Response:

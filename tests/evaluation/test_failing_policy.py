@@ -63,7 +63,7 @@ def test_a_quota_that_is_used_up_ends_the_command(
 
 @pytest.mark.parametrize(
     ("num_questions", "said"),
-    [(40, "none samples a turn: "), (2, "the engine failed in all 2 episodes")],
+    [(40, "none can sample a turn: "), (2, "the engine failed in all 2 episodes")],
 )
 def test_a_server_that_is_well_and_fails_each_turn_ends_the_command(
     tmp_path: Path,

@@ -95,10 +95,13 @@ def test_a_disk_that_fills_at_the_tokenizer_is_told_like_any_other(tmp_path: Pat
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "free some space there"),
         (
             OSError(errno.EROFS, "Read-only file system"),
-            "see that you may write there, or choose another --out",
+            "check that you have write permission there, or choose another --out",
         ),
-        (PermissionError(errno.EACCES, "Permission denied"), "see that you may write there"),
-        (OSError(errno.EIO, "Input/output error"), "look whether that disk is full or failing"),
+        (
+            PermissionError(errno.EACCES, "Permission denied"),
+            "check that you have write permission there",
+        ),
+        (OSError(errno.EIO, "Input/output error"), "check whether that disk is full or failing"),
         (Exception("No space left on device (os error 28)"), "free some space there"),
         (OSError("rank 1: [Errno 28] No space left on device"), "free some space there"),
     ],

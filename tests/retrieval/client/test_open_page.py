@@ -41,7 +41,7 @@ async def test_a_server_without_pages_refuses_once_and_is_not_blamed_for_it(
         for _ in range(10):
             reply = await client.open_page(ADA["url"])
             assert reply.failure is FailureKind.REFUSED
-            assert "no pages" in reply.detail
+            assert "no page store" in reply.detail
         assert (client.counts.requests, client.counts.ejections) == (10, 0)
 
 

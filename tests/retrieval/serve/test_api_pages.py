@@ -22,7 +22,7 @@ def test_a_query_in_the_address_is_searched_and_its_results_shown(
     seen = visit(f"{start_server()}/?q=lake+compiler&k=2", tmp_path / "profile", script_ms=5000)
     assert seen.console == ()
     assert "2 passages, " in seen.dom
-    assert "ms there and back" in seen.dom
+    assert "ms round trip" in seen.dom
     assert "5 passages, bm25" in seen.dom
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", seen.dom)
     assert sorted(titles) == ["Grace Hopper", "Zürich"]
@@ -33,7 +33,7 @@ def test_a_query_in_the_address_is_searched_and_its_results_shown(
 @needs_chromium
 def test_without_a_token_the_page_asks_for_one(start_server: StartServer, tmp_path: Path):
     seen = visit(f"{start_server(token='secret')}/?q=lake", tmp_path / "profile", script_ms=5000)
-    assert "HTTP 401: a token is needed" in seen.dom
+    assert "HTTP 401: this server requires a token" in seen.dom
     assert re.search(r'<form class="token" id="token-form">', seen.dom), "the field is hidden"
 
 

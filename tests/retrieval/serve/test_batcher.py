@@ -146,8 +146,8 @@ async def test_what_nobody_waits_for_any_more_is_not_searched():
     [
         ("poison", RuntimeError, "the backend broke"),
         ("refused", SourceError, "the provider said no"),
-        ("nan", SourceError, "gave a score that is not a number"),
-        ("short", SourceError, "gated gave 0 results for 1 queries"),
+        ("nan", SourceError, "returned a score that is not finite"),
+        ("short", SourceError, "gated returned 0 results for 1 queries"),
     ],
 )
 async def test_a_query_that_cannot_be_searched_fails_alone(

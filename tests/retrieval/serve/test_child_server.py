@@ -114,8 +114,8 @@ def test_a_taken_port_is_named_before_the_index_is_loaded(tmp_path: Path):
         command = [*SERVE, str(tmp_path / "no-index"), "--host", "127.0.0.1", "--port", str(port)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ended.returncode == 1
-        assert f"error: port {port} on 127.0.0.1 is already taken" in ended.stderr
-        with pytest.raises(UserError, match=f"port {port} .* is already taken"):
+        assert f"error: port {port} on 127.0.0.1 is in use" in ended.stderr
+        with pytest.raises(UserError, match=f"port {port} .* is in use"):
             ServerProcess(tmp_path, port=port, command=SERVE).__enter__()
 
 
@@ -133,7 +133,7 @@ def test_an_address_that_cannot_be_bound_is_explained(host: str, port: int, comp
 
 
 def test_a_server_that_dies_at_once_is_an_error_with_its_last_words(tmp_path: Path):
-    with pytest.raises(UserError, match=r"ended with status 1:\nerror: .* is not an index"):
+    with pytest.raises(UserError, match=r"exited with status 1:\nerror: .* is not an index"):
         ServerProcess(tmp_path, command=SERVE).__enter__()
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_is_late_is_stopped_and_reported(tmp_path: Path):
         f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
     )
     late = ServerProcess(tmp_path, startup_timeout_s=2, command=python(program))
-    with pytest.raises(UserError, match=r"was not ready after 2 s; its last words:\nloading"):
+    with pytest.raises(UserError, match=r"was not ready after 2 s; its last output:\nloading"):
         late.__enter__()
     assert is_gone(int(pid_file.read_text()))
 

@@ -59,7 +59,7 @@ async def test_a_server_whose_searches_fail_is_not_ready_until_one_succeeds(
     status, reply = await get(f"{url}/readyz")
     assert status == 503
     assert json.loads(reply)["detail"] == (
-        "searches fail: ZeroDivisionError in a search; the log says more"
+        "searches fail: a search raised ZeroDivisionError; see the server's log"
     )
     assert (await get(f"{url}/healthz"))[0] == 200
     source.error = None
@@ -152,7 +152,7 @@ def test_a_server_one_of_whose_files_was_cut_says_so_and_ends(large_index: Path,
             urllib.request.urlopen(request, timeout=60)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "the server has ended: " in said
+    assert "the server stopped: " in said
     assert "corpus.jsonl was cut from" in said
     assert "Traceback" not in said
 

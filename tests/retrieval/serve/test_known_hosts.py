@@ -210,7 +210,9 @@ def test_a_page_of_another_origin_asks_nothing_and_reads_nothing_in_a_real_brows
 
 def test_what_costs_money_is_served_with_a_token_or_a_flag():
     paid = ServeSettings(sources=("web:serper",), port=0)
-    with pytest.raises(UserError, match="cost money, .*--token-file FILE, or say --no-token"):
+    with pytest.raises(
+        UserError, match="cost money, .*--token-file FILE, or allow this with --no-token"
+    ):
         serve(paid)
     with pytest.raises(UserError, match="SERPER_API_KEY"):
         serve(paid.model_copy(update={"no_token": True}))  # one step further

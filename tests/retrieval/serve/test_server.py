@@ -100,9 +100,9 @@ DEEP = b"[" * 200_000
 @pytest.mark.parametrize(
     ("body", "status", "complaint"),
     [
-        ({"queries": ["a"] * 5}, 413, "5 queries in one request; at most 4"),
-        ({"queries": ["a"], "topk": 11}, 400, "topk is 11; at most 10"),
-        ({"queries": ["a", "b" * 21]}, 413, "queries[1] has 21 characters; at most 20"),
+        ({"queries": ["a"] * 5}, 413, "the request has 5 queries; the maximum is 4"),
+        ({"queries": ["a"], "topk": 11}, 400, "topk is 11; the maximum is 10"),
+        ({"queries": ["a", "b" * 21]}, 413, "queries[1] has 21 characters; the maximum is 20"),
         ({"queries": ["a"], "topk": -1}, 422, "body.topk: Input should be greater than"),
         ({"query": 5}, 422, "body.queries.0: Input should be a valid string"),
         ({"queries": "a"}, 422, "body.queries: Input should be a valid list"),
@@ -112,7 +112,7 @@ DEEP = b"[" * 200_000
         (b"", 422, "the body is not JSON"),
         (b'{"queries": [', 422, "the body is not JSON: Expecting value at character 13"),
         (b"\xff\xfe\xfa", 422, "the body is not JSON: not UTF-8"),
-        (b'{"queries": [], "topk": ' + b"9" * 1000 + b"}", 400, "at most 10"),
+        (b'{"queries": [], "topk": ' + b"9" * 1000 + b"}", 400, "the maximum is 10"),
         (b"x" * 3000, 413, "the body is larger than 2000 bytes"),
     ],
 )
@@ -209,7 +209,10 @@ async def test_a_request_that_takes_too_long_is_answered_504_and_frees_its_place
     source = GatedSource()
     source.gate.clear()
     url = start_server(Limits(deadline_s=0.2, max_in_flight=1), source)
-    assert await post(url, {"queries": ["slow"]}) == (504, {"detail": "not answered within 0.2 s"})
+    assert await post(url, {"queries": ["slow"]}) == (
+        504,
+        {"detail": "the search did not finish within 0.2 s"},
+    )
     source.gate.set()
     assert (await post(url, {"queries": ["lake"]}))[0] == 200
 
@@ -228,8 +231,8 @@ async def test_a_body_that_never_ends_is_given_up_at_the_deadline(start_server: 
     [
         ("offline", 503, "1", "the provider said no"),
         ("refused", 502, None, "the provider said no"),
-        ("nan", 502, None, "gated gave a score that is not a number"),
-        ("poison", 500, None, "a fault of the server (RuntimeError); its log says more"),
+        ("nan", 502, None, "gated returned a score that is not finite"),
+        ("poison", 500, None, "internal server error (RuntimeError); see the server's log"),
     ],
 )
 async def test_a_source_that_fails_is_an_error_and_never_an_empty_result(
@@ -303,7 +306,7 @@ async def test_health_and_readiness_answer(start_server: StartServer):
 async def test_access_without_pages_is_a_clear_refusal(start_server: StartServer):
     status, reply = await post(start_server(), {"urls": ["http://a"]}, "/access")
     assert status == 404
-    assert "this server has no pages" in reply["detail"]
+    assert "this server has no page store" in reply["detail"]
 
 
 async def test_access_gives_each_address_its_page_or_null(
@@ -419,4 +422,4 @@ async def test_a_request_holds_as_many_queries_as_its_body_and_addresses_as_are_
         assert (status, "larger than 100000 bytes" in reply["detail"]) == (413, True)
         assert (await post(url, {"urls": ["a"] * 1024}, "/access"))[0] == 200
         status, reply = await post(url, {"urls": ["a"] * 1025}, "/access")
-        assert (status, reply["detail"]) == (413, "1025 urls in one request; at most 1024")
+        assert (status, reply["detail"]) == (413, "the request has 1025 urls; the maximum is 1024")

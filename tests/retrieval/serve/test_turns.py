@@ -3,7 +3,7 @@ from itertools import islice
 import pytest
 
 from forage.retrieval.serve.limits import OverLimit
-from forage.retrieval.serve.turns import Answered, Asked, Speed, Turns, weight_of
+from forage.retrieval.serve.turns import QueryResult, QueuedRequest, Speed, Turns, weight_of
 
 
 def turns_of(turns: Turns, number: int) -> str:
@@ -18,7 +18,7 @@ def turns_of(turns: Turns, number: int) -> str:
 async def test_addresses_take_turns_and_so_do_the_requests_of_an_address():
     turns = Turns()
     for name, address, num_queries in (("a1", "A", 4), ("a2", "A", 1), ("b", "B", 3)):
-        turns.add(Asked([name] * num_queries, 3), address)
+        turns.add(QueuedRequest([name] * num_queries, 3), address)
     #                              A  B  A  B  A  B  A  A
     assert turns_of(turns, 100) == "a1 b a2 b a1 b a1 a1"
     assert not turns
@@ -27,7 +27,7 @@ async def test_addresses_take_turns_and_so_do_the_requests_of_an_address():
 async def test_a_search_has_one_topk_and_the_next_begins_with_another_address():
     turns = Turns()
     for name, address, topk in (("a3", "A", 3), ("b9", "B", 9), ("c3", "C", 3), ("a9", "A", 9)):
-        turns.add(Asked([name] * 2, topk), address)
+        turns.add(QueuedRequest([name] * 2, topk), address)
     assert turns_of(turns, 3) == "a3 c3 a3"
     assert turns_of(turns, 3) == "b9 a9 b9"
     assert turns_of(turns, 3) == "c3"
@@ -37,7 +37,7 @@ async def test_a_search_has_one_topk_and_the_next_begins_with_another_address():
 
 async def test_who_has_gone_or_failed_has_no_turn():
     turns = Turns()
-    gone, failed, kept = (Asked([name] * 2, 3) for name in ("gone", "failed", "kept"))
+    gone, failed, kept = (QueuedRequest([name] * 2, 3) for name in ("gone", "failed", "kept"))
     for asked in (gone, failed, kept):
         turns.add(asked, "A")
     gone.done.cancel()
@@ -47,26 +47,26 @@ async def test_who_has_gone_or_failed_has_no_turn():
 
 
 async def test_a_request_is_done_when_every_query_is_answered():
-    asked = Asked(["a", "b"], 3)
-    asked.answer(1, Answered([], 0))
+    asked = QueuedRequest(["a", "b"], 3)
+    asked.answer(1, QueryResult([], 0))
     assert not asked.done.done()
-    asked.answer(0, Answered([], 0))
+    asked.answer(0, QueryResult([], 0))
     assert asked.done.done()
 
 
 async def test_a_request_that_finds_too_much_is_given_up():
-    asked = Asked(["a", "b", "c"], topk=3, max_bytes=100)
-    asked.answer(0, Answered([], 60))
+    asked = QueuedRequest(["a", "b", "c"], topk=3, max_bytes=100)
+    asked.answer(0, QueryResult([], 60))
     assert not asked.is_over
-    asked.answer(1, Answered([], 60))
+    asked.answer(1, QueryResult([], 60))
     assert asked.is_over
-    with pytest.raises(OverLimit, match=r"2 of 3 queries \(topk 3\) have more than 100 bytes"):
+    with pytest.raises(OverLimit, match=r"2 of 3 queries \(topk 3\) exceed 100 bytes"):
         await asked.done
 
 
 async def test_a_request_waits_for_as_much_of_the_others_as_it_is_itself():
-    def request(num_queries: int) -> Asked:
-        return Asked([""] * num_queries, topk=128)  # each weighs 2
+    def request(num_queries: int) -> QueuedRequest:
+        return QueuedRequest([""] * num_queries, topk=128)  # each weighs 2
 
     turns = Turns()
     for address, num_queries in (("A", 50), ("A", 3), ("B", 2), ("C", 50)):

@@ -230,7 +230,7 @@ async def test_a_server_with_another_tokenizer_is_refused_before_anything_is_pla
     with serving(ModelServer(lambda _: "the Tiber")) as server:
         server.changes = {"token_ids": [70, 71, 72], "logprobs": {"token_logprobs": [-1, -1, -1]}}
         engine = connect(server)
-        with pytest.raises(UserError, match="served model's own tokenizer with model.path"):
+        with pytest.raises(UserError, match="set model.path to the served model's own tokenizer"):
             await engine.check(500)
         await engine.close()
 

@@ -228,8 +228,8 @@ async def test_what_is_advised_fits_what_the_server_said():
         for asked, fault, advice in (
             (settings(server, max_retries=0), error(500, "boom"), "HTTP 500: boom"),
             (settings(server, max_retries=0), page(), "not a JSON object"),
-            (settings(server, max_retries=0), error(401, "who?"), "key_file names one"),
-            (elsewhere, None, "ends in /v1 at most servers"),
+            (settings(server, max_retries=0), error(401, "who?"), "key_variable or key_file"),
+            (elsewhere, None, "usually ends in /v1"),
         ):
             server.faults.append(fault)
             client = EndpointClient(asked, backoff_s=0.001)

@@ -439,7 +439,7 @@ def test_a_checkpoint_without_a_critic_or_with_another_is_an_error_that_says_whi
     plain = latest_checkpoint(tmp_path / "plain")
     assert plain is not None
     with pytest.raises(
-        UserError, match=r"holds no critic: its run had another algorithm\.advantage"
+        UserError, match=r"has no critic: its run used another algorithm\.advantage"
     ):
         load_checkpoint(plain, new_ppo_trainer())
     save(tmp_path / "ppo", new_ppo_trainer())
@@ -448,7 +448,7 @@ def test_a_checkpoint_without_a_critic_or_with_another_is_an_error_that_says_whi
     wide = new_model(len(tiny_tokenizer()), 64, 2, 2, 1, 512, seed=0)
     other = Trainer(tiny_model(), CONFIG, PPO, 1.0, critic=Critic(wide))
     with pytest.raises(
-        UserError, match=r"is of another model; set algorithm\.advantage\.critic\.path"
+        UserError, match=r"is another model; set algorithm\.advantage\.critic\.path"
     ):
         load_checkpoint(ppo, other)
 

@@ -274,7 +274,9 @@ def test_records_are_copied_in_blocks_and_only_as_far_as_the_checkpoint_knows(tm
 def test_an_address_that_cannot_be_used_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for url, why in [("gopher://a/b", "Protocol not known"), (f"file://{tmp_path}/file/run", "")]:
-        with pytest.raises(UserError, match=f"checkpoint_url is {url}, and that fails: .*{why}"):
+        with pytest.raises(
+            UserError, match=rf"cannot use trainer.checkpoint_url \({url}\): .*{why}"
+        ):
             RemoteCheckpoints(url)
 
 

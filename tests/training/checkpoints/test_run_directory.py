@@ -75,7 +75,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again_and_says_what
     refused = pytest.raises(UserError, match="no checkpoint in")
     with refused if is_refused else nullcontext(), caplog.at_level(logging.WARNING):
         resume(config_of(tmp_path))
-    said = f"begins again at step 0, and the records of {num_steps} steps are cut"
+    said = f"restarts at step 0, and the records of {num_steps} steps are removed"
     assert (said in caplog.text) == (not is_refused)
 
 
@@ -108,11 +108,11 @@ def test_the_lock_lasts_as_long_as_the_run(tmp_path: Path):
 def test_what_is_refused_leaves_no_directory(tmp_path: Path):
     out, url = tmp_path / "run", f"file://{tmp_path}/elsewhere"
     for config in (config_of(out), config_of(out, url)):
-        with pytest.raises(UserError, match="holds no run to resume; leave --resume out"):
+        with pytest.raises(UserError, match="has no run to resume; leave --resume out"):
             resume(config)
     RemoteCheckpoints(url).put(make_checkpoint(tmp_path / "there", 2), 2)
     with (
-        pytest.raises(UserError, match="checkpoint_url already holds a run"),
+        pytest.raises(UserError, match="checkpoint_url already has a run"),
         run_directory(config_of(out, url), resume=False),
     ):
         pass

@@ -25,11 +25,11 @@ OLD = RunState(4, 3, {"metrics.jsonl": 7}, 0.5, "settings")
     ("change", "message"),
     [
         ({"seed": 5}, "made with seed 5, the config says 3: set seed=5"),
-        ({"run_id": "theirs"}, r"of another run \(theirs\) than the directory .* \(ours\)"),
+        ({"run_id": "theirs"}, r"belongs to another run \(theirs\) than its directory \(ours\)"),
         ({"tokenizer": "77aa"}, r"another tokenizer \(77aa\) than that of model.path \(b5d1\)"),
         ({"model_type": "llama"}, "it is a llama, and model.path a qwen2; set model.path as in"),
-        ({"replayed": "dead"}, "learnt from other episodes than those of --replay up to its step"),
-        ({"base": "99ff"}, r"over other weights \(99ff\) than those .* model.path now \(04be\)"),
+        ({"replayed": "dead"}, "trained on other episodes than those of --replay up to its step"),
+        ({"base": "99ff"}, r"with other base weights \(99ff\) than model.path has now \(04be\)"),
     ],
 )
 def test_a_checkpoint_of_another_run_or_model_is_refused(

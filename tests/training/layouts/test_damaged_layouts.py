@@ -81,7 +81,7 @@ def test_rank_files(damage: Callable[[Path], None], said: str, tmp_path: Path):
     [
         (
             lambda root: cut(root / "__1_0.distcp"),
-            r"__1_0.distcp was cut short: it has \d+ bytes of",
+            r"__1_0.distcp is truncated: it has \d+ of",
         ),
         (lambda root: (root / "__1_0.distcp").unlink(), "__1_0.distcp is missing: the checkpoint"),
         (lambda root: (root / ".metadata").unlink(), ".metadata is missing: the checkpoint is not"),
@@ -224,7 +224,7 @@ def test_a_head_that_should_be_the_embedding_and_is_not(tmp_path: Path):
 
 def test_a_layout_that_is_not_known_and_one_that_is_not_there(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"is in no layout that is read: veRL, SkyRL, slime"):
+    with pytest.raises(UserError, match=r"has no supported layout \(veRL, SkyRL, slime"):
         import_checkpoint(tmp_path, tmp_path / "out", None)
     with pytest.raises(UserError, match="there is no directory"):
         import_checkpoint(tmp_path / "nowhere", tmp_path / "out", None)

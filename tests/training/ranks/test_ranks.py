@@ -459,7 +459,7 @@ def test_ranks_that_find_no_way_to_each_other_say_so() -> None:
     is_right, error = pickle.loads(answer_of(fail))
     assert not is_right
     assert isinstance(error, RankDiedError)
-    assert "waited in vain for another: [gloo] no connection" in str(error)
+    assert "timed out waiting for another: [gloo] no connection" in str(error)
 
 
 def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ async def test_servers_that_are_well_and_fail_each_turn_end_the_run(status: int)
         first.faults, second.faults = always(status), always(status)
         async with looked_after(engine, together=True), asyncio.timeout(60):
             ends = await asyncio.gather(*(end_of_episodes(engine, name) for name in "abcdefghijkl"))
-    said = rf"none samples a turn: .*HTTP {status}.*, \d+ times in a row"
+    said = rf"none can sample a turn: .*HTTP {status}.*, \d+ times in a row"
     assert all(re.search(said, str(end)) for end in ends)
     for server in (first, second):
         assert failed.count(server.url) >= 3, "it came back, and failed again"

@@ -236,7 +236,7 @@ async def test_weights_that_cannot_be_loaded_leave_a_server_that_serves_no_turn(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"output_token_logprobs": [[-1.0, 3, None]]}, "of other tokens"),
+        ({"output_token_logprobs": [[-1.0, 3, None]]}, "belong to other tokens"),
         ({"finish_reason": {"type": "error"}}, "ended with 'error'"),
         ({"weight_versions": []}, "3 tokens came with 0 versions"),
         ({"weight_versions": [{"version": "default", "start": 0, "end": 3}]}, "version"),
@@ -260,7 +260,7 @@ async def test_refusals_are_told_apart():
         with pytest.raises(ContextOverflow):
             await engine.generate([5], ask())
         server.refusal = (400, "top_k should be -1")
-        with pytest.raises(EngineError, match="refuses the turn"):
+        with pytest.raises(EngineError, match="refused the turn"):
             await engine.generate([5], ask())
 
 

@@ -70,7 +70,7 @@ def test_all_sizes_are_read():
 def test_another_size_of_any_kind_is_told(name: str):
     assert other_sizes(DRAWING, Qwen2Config(**SIZES)) == []
     (said,) = other_sizes(DRAWING, Qwen2Config(**{**SIZES, name: 4 * SIZES[name]}))
-    assert said == f"{name} is {SIZES[name]} there and {4 * SIZES[name]} here"
+    assert said == f"{name} is {SIZES[name]} there but {4 * SIZES[name]} here"
 
 
 def test_of_a_model_that_is_cut_over_gpus_the_parts_are_not_taken_for_the_whole():
@@ -97,9 +97,9 @@ def test_what_is_not_drawn_is_not_compared(drawing: str):
     ("reply", "said"),
     [
         (JSONResponse({"error": "wrong key"}, 401), ("it cannot sample", "without --api-key")),
-        (JSONResponse({"error": "no"}, 500), ("it cannot sample: HTTP 500", "look into its log")),
-        (JSONResponse({"choices": []}), ("its reply is no turn",)),
-        (JSONResponse({"choices": [{"token_ids": [3]}]}), ("its reply is no turn",)),
+        (JSONResponse({"error": "no"}, 500), ("it cannot sample: HTTP 500", "check its log")),
+        (JSONResponse({"choices": []}), ("its reply is not a valid turn",)),
+        (JSONResponse({"choices": [{"token_ids": [3]}]}), ("its reply is not a valid turn",)),
     ],
 )
 def test_a_server_that_cannot_sample_is_not_said_to_give_too_few_alternatives(
@@ -178,7 +178,7 @@ def files_faults(server: PolicyServer, **sizes: Any) -> list[str]:
 def test_a_tied_head_on_a_cpu_needs_the_receiver_also_where_weights_come_as_files():
     """vLLM's own load left the old head in use: log-probabilities were off by 1.59, unseen."""
     (said,) = files_faults(PolicyServer(transfer={}), tie_word_embeddings=True)
-    assert "on a CPU vLLM keeps the old head where it is tied" in said
+    assert "keeps the old weights of a tied head" in said
     assert "forage_receiver.Receiver" in said
     assert files_faults(PolicyServer(transfer={}), tie_word_embeddings=False) == []
     assert files_faults(PolicyServer(transfer={}, device="cuda"), tie_word_embeddings=True) == []
@@ -212,10 +212,10 @@ def test_a_receiver_of_another_version_is_told_before_a_run(
         (fault,) = asyncio.run(find_faults(server.url, has_receiver))
     assert fault.is_fatal
     assert fault.what == (
-        f"its receiver for weights is of {found}, and this Forage needs version {RECEIVER_VERSION}"
+        f"its weight receiver has {found}, but this Forage needs version {RECEIVER_VERSION}"
     )
     assert "forage recipes --out DIR" in fault.remedy
-    assert "start it again" in fault.remedy
+    assert "restart it" in fault.remedy
 
 
 def test_a_server_that_does_not_say_which_receiver_it_has_is_told():

@@ -46,7 +46,7 @@ async def test_a_server_that_is_slightly_wrong_after_an_update_is_left_out_by_na
             await it.publish(1)
             assert (it.serving, it.failed) == ([good.url], [wrong.url])
             assert wrong.version == "1", "and so it says"
-    expected = rf"{wrong.url} is left out: .* by 0\.032 per token .* the bound of {BOUND:g}"
+    expected = rf"{wrong.url} is removed: .* by 0\.032 per token .* the bound of {BOUND:g}"
     assert re.search(expected, caplog.text)
 
 
@@ -125,7 +125,9 @@ async def test_a_trainer_whose_values_are_no_numbers_is_not_blamed_on_its_server
     with policy_serving(PolicyServer()) as server:
         async with fleet(server) as it:
             it.updates._check = WeightCheck(TEXT_IDS, lambda ids: [math.nan] * 15, BOUND)
-            with pytest.raises(UserError, match="the policy gives log-probabilities that are not"):
+            with pytest.raises(
+                UserError, match="the policy's log-probabilities of a plain text are not"
+            ):
                 await it.publish(0)
     assert server.texts == []
 
@@ -278,7 +280,7 @@ async def test_a_server_that_does_not_answer_the_check_is_left_out_and_not_calle
             server.without_texts = True
             await it.publish(0)
             assert it.serving == []
-            assert "its reply has none of the text" in it.pool.members[0].why
+            assert "its reply does not contain them" in it.pool.members[0].why
 
 
 def test_the_text_fits_into_a_small_context():

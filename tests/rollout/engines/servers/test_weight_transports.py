@@ -47,7 +47,7 @@ async def test_a_server_of_another_model_loads_no_files_and_one_of_ours_is_asked
     with policy_serving(PolicyServer(misfits=["a is missing"])) as server:
         async with client_of(server) as client:
             members = ServerPool([client], 5.0).members
-            with pytest.raises(UserError, match="another model than model.path: a is missing"):
+            with pytest.raises(UserError, match="differs from model.path: a is missing"):
                 await transport.bring(members, "1")
             server.misfits.clear()
             for version in ("1", "2"):
@@ -67,7 +67,7 @@ async def test_a_server_that_was_lost_is_compared_again_before_it_loads(tmp_path
             pool.admit(member)
             pool.leave_out(member, "it has ended")
             server.misfits.append("a is missing")
-            with pytest.raises(UserError, match="another model than model.path: a is missing"):
+            with pytest.raises(UserError, match="differs from model.path: a is missing"):
                 await transport.bring([member], "2")
 
 
@@ -113,7 +113,7 @@ async def test_adapters_are_brought_to_the_base_that_they_are_learnt_on(
         async with client_of(server) as client:
             members = ServerPool([client], 5.0).members
             if said is not None:
-                with pytest.raises(UserError, match=f"another model than model.path: .*{said}"):
+                with pytest.raises(UserError, match=f"differs from model.path: .*{said}"):
                     await transport.bring(members, "1")
                 return
             await transport.bring(members, "1")
@@ -142,8 +142,8 @@ async def test_an_update_that_a_killed_run_left_open_is_abandoned_before_the_ser
     """Layers had no weights, and the first turn of the next run ended the server."""
     with policy_serving(PolicyServer(is_asleep=True)) as server:
         async with client_of(server) as client:
-            assert await client.take_over(), "its weights may be half new"
-            assert not await client.take_over(), "it goes on"
+            assert await client.take_over(), "its weights may be partly updated"
+            assert not await client.take_over(), "it has resumed"
     waking = ["/wake_up weights", "/wake_up kv_cache", "/resume"]
     assert server.notes == ["abandon_weight_update", *waking]
 
