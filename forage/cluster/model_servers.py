@@ -163,7 +163,7 @@ class OwnServers:
         LOG.info("a vLLM server is ready at %s (%.0f s)", server.url, server.seconds)
 
     async def _watch(self, server: _OwnServer) -> None:
-        """Restarts a server when it has died or failed; give up if its starts keep failing.
+        """Restarts a server when it has died or failed; gives up if its starts keep failing.
 
         Each server has its own task, because a restart can take minutes.
         """

@@ -82,7 +82,7 @@ class RayPlaces:
     """Places that Ray reserves for one run; close them."""
 
     def __init__(self, config: RunConfig, cluster: RayCluster) -> None:
-        """Connects to Ray and reserve places, within one timeout; raises ``UserError``."""
+        """Connects to Ray and reserves places, within one timeout; raises ``UserError``."""
         deadline = time.monotonic() + cluster.startup_timeout_s
         self._config = config
         self._on_gpus = config.model.device != "cpu"

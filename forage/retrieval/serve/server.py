@@ -44,7 +44,7 @@ _FURTHER_STOPS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def serve(settings: ServeSettings) -> None:
-    """Serves until a signal, then drain and return; raises ``UserError``.
+    """Serves until a signal, then drains and returns; raises ``UserError``.
 
     The port is bound before anything is opened; 0 picks a free one (the log names it).
     """

@@ -202,7 +202,7 @@ class Savepoints:
 
 
 def _played_with(config: RunConfig, tokenizer_sha256: str) -> str:
-    """A checksum of the settings that an episode depends on; excludes addresses."""
+    """A checksum of the settings that affect an episode, which do not include addresses."""
     sections = dict.fromkeys(("seed", "data", "environment", "reward", "rollout"), True)
     found = {"search": {"topk", "noise"}}
     settings = config.model_dump_json(include=sections | found)

@@ -56,7 +56,7 @@ _WRITING_PATIENCE = timedelta(hours=2)
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's view of a trainer's ranks: its groups and what it computes."""
+    """One rank of a trainer: its process groups, its device and its sharding settings."""
 
     placement: TrainerPlacement
     shard_mesh: DeviceMesh
@@ -180,7 +180,7 @@ class Ranks:
         return self._gather(results)
 
     def clip(self, root: nn.Module, max_norm: float) -> float:
-        """Clips the gradient's norm to ``max_norm``; returns the norm over all ranks before that.
+        """Clips the gradient's norm to ``max_norm``; returns the norm over all ranks before clipping.
 
         Weights are on several meshes, which torch cannot sum over at once. Here each element is
         counted on one rank, and one sum runs over all ranks, so that all scale by the same factor

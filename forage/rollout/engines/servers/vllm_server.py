@@ -273,7 +273,7 @@ def is_unknown(method: str, failure: RemoteFailure) -> bool:
 
 
 def _first_other(theirs: Sequence[float], mine: Sequence[float]) -> tuple[float, float] | None:
-    """The first pair of numbers that differ by more than bfloat16 rounding (8 bits), or None."""
+    """The first pair that differs by more than bfloat16 rounding (8 bits), or None."""
     pairs = zip(theirs, mine, strict=False)  # a worker may have a part of the rows
     other = (pair for pair in pairs if not math.isclose(*pair, rel_tol=2**-7, abs_tol=1e-7))
     return next(other, None)

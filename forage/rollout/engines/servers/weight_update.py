@@ -143,7 +143,7 @@ class ServerUpdates:
             await asyncio.gather(watcher, return_exceptions=True)
 
     async def _look_after(self) -> None:
-        """Updates waiting servers; pauses after a failure, because training waits for an update."""
+        """Updates waiting servers; waits after a failure, because updates block training."""
         pauses: dict[Member, _Pause] = {}
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
