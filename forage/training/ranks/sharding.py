@@ -180,7 +180,7 @@ class Ranks:
         return self._gather(results)
 
     def clip(self, root: nn.Module, max_norm: float) -> float:
-        """Clips the gradient's norm to ``max_norm``; returns the norm over all ranks before clipping.
+        """Clips the gradient's norm to ``max_norm``; returns the norm over all ranks before it.
 
         Weights are on several meshes, which torch cannot sum over at once. Here each element is
         counted on one rank, and one sum runs over all ranks, so that all scale by the same factor
