@@ -47,7 +47,7 @@ def fit(bundles: Sequence[Bundle], machines: Sequence[Bundle]) -> bool:
     return _place(bundles, machines) is not None
 
 
-def groups_on_one_machine(machine_of_R: Sequence[Hashable], size: int) -> list[range]:
+def gpu_groups(machine_of_R: Sequence[Hashable], size: int) -> list[range]:
     """Groups ranks whose GPUs a shared server of ``size`` GPUs can use, all on one machine.
 
     Ranks are numbered machine by machine. For two machines with six ranks each and ``size`` 4, the
@@ -102,7 +102,7 @@ def _have_room(
         return False
     if not (on_gpus and shares_places(placement, on_gpus)):
         return True
-    groups = groups_on_one_machine(sorted(places), placement.engine.tensor_parallel)
+    groups = gpu_groups(sorted(places), placement.engine.tensor_parallel)
     return placement.num_servers <= len(groups)
 
 

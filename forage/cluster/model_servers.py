@@ -85,9 +85,7 @@ async def open_servers(
     if engine.kind == "torch":
         yield None
     elif engine.kind == "sglang" and not engine.urls:
-        raise UserError(
-            "placement.engine is sglang without urls: name the servers that you started"
-        )
+        raise UserError("placement.engine is sglang without urls: name servers that you started")
     elif engine.urls or engine.kind == "sglang":
         yield Addresses(engine.urls)
     else:
@@ -113,9 +111,8 @@ class OwnServers:
         if program is None:
             raise UserError(
                 "placement.engine is vllm, but no vllm command was found: build it for a CPU with "
-                "make vllm, install vLLM in a separate environment and set "
-                "placement.engine.program to its command, or list running servers in "
-                "placement.engine.urls"
+                "make vllm, install vLLM in a separate environment and name its command in "
+                "placement.engine.program, or list running servers in placement.engine.urls"
             )
         if (Path(config.model.path) / "adapter_config.json").is_file():
             raise UserError(
@@ -178,10 +175,7 @@ class OwnServers:
                 LOG.error(message, server.url, error, exc_info=is_bug)
 
     async def _look_at(self, server: _OwnServer) -> None:
-        """Checks a server once, restarting it if necessary.
-
-        Raises ``UserError`` if its log cannot be written or its machine is gone.
-        """
+        """Restarts a server if necessary; raises ``UserError`` if its machine or log is gone."""
         if server.is_ready:
             if server.must_restart or server.has_ended:
                 await self._start_again(server, server.fault(math.inf) or "failed")

@@ -13,14 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from forage.cluster.bundles import (
-    Bundle,
-    bundles_of,
-    fit,
-    groups_on_one_machine,
-    nearest_fit,
-    shares_places,
-)
+from forage.cluster.bundles import Bundle, bundles_of, fit, gpu_groups, nearest_fit, shares_places
 from forage.cluster.model_servers import ThisMachine
 from forage.cluster.ray_actors import OWN, Actor, address_of, connect, disconnect, machines, reserve
 from forage.cluster.ray_ranks import RankActor, RayRanks
@@ -131,7 +124,7 @@ class RayPlaces:
         spots, bundles = self._ranks.spots, self._ranks.bundles
         if not self._on_gpus:
             return [(bundles[index * size % len(bundles)], []) for index in range(number)]
-        groups = groups_on_one_machine([spot.machine for spot in spots], size)
+        groups = gpu_groups([spot.machine for spot in spots], size)
         if number > len(groups):
             raise UserError(
                 f"{number} servers with placement.engine.tensor_parallel {size} would share the "
@@ -152,10 +145,7 @@ class RayPlaces:
     def _environment(
         self, num_servers: int, gpus: Sequence[str] | None
     ) -> Callable[[dict[str, str]], dict[str, str]]:
-        """A function that makes the server's environment on its machine.
-
-        ``gpus`` None keeps those that the actor sees.
-        """
+        """Makes a server's environment on its machine; ``gpus`` None: those the actor sees."""
         return partial(server_environment, self._config, num_servers, gpus)
 
     def _reserve(self, cluster: RayCluster, deadline: float) -> Any:

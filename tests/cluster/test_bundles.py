@@ -4,14 +4,7 @@ from typing import Any
 
 import pytest
 
-from forage.cluster.bundles import (
-    Bundle,
-    bundles_of,
-    fit,
-    groups_on_one_machine,
-    nearest_fit,
-    shares_places,
-)
+from forage.cluster.bundles import Bundle, bundles_of, fit, gpu_groups, nearest_fit, shares_places
 from forage.config.placement_config import PlacementConfig
 
 
@@ -44,9 +37,9 @@ def test_a_bundle_is_on_one_machine():
 
 
 def test_a_shared_server_stands_beside_ranks_of_one_machine():
-    assert groups_on_one_machine("aaaaaabbbbbb", 4) == [range(0, 4), range(6, 10)]
-    assert groups_on_one_machine("aaaab", 2) == [range(0, 2), range(2, 4)]
-    assert groups_on_one_machine("ab", 2) == []
+    assert gpu_groups("aaaaaabbbbbb", 4) == [range(0, 4), range(6, 10)]
+    assert gpu_groups("aaaab", 2) == [range(0, 2), range(2, 4)]
+    assert gpu_groups("ab", 2) == []
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ async def test_a_server_that_cannot_start_is_an_error_with_its_last_words(
     tmp_path: Path, program: Path
 ):
     (program.parent / "broken").touch()
-    with pytest.raises(UserError, match=r"(?s)ended with status 1.*out of memory, say") as error:
+    with pytest.raises(UserError, match=r"(?s)exited with status 1.*out of memory, say") as error:
         async with servers_of(config_of(tmp_path, program=str(program))):
             pass
     assert "vllm-0.0.log" in str(error.value)

@@ -223,7 +223,6 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def _example(operation: dict[str, Any], has_token: bool, url: str) -> str:
-    """A curl command that calls the operation."""
     words = [f"curl -s {url}{operation['path']}"]
     if has_token and "security" in operation:
         words.append('-H "Authorization: Bearer $FORAGE_TOKEN"')

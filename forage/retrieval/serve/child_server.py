@@ -86,8 +86,7 @@ class ServerProcess:
         while not _is_ready(self.url):
             if process.status is not None:
                 raise UserError(
-                    f"the search server exited with status {process.status}:\n"
-                    f"{process.last_words()}"
+                    f"the search server exited with {process.status}:\n{process.last_words()}"
                 )
             if time.monotonic() >= deadline:
                 raise UserError(

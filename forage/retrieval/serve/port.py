@@ -11,10 +11,7 @@ from forage.errors import UserError
 
 
 def bind_port(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to ``host:port`` (0: any free port), not yet listening.
-
-    Raises ``UserError`` if it cannot be bound.
-    """
+    """Returns a socket bound to ``host:port`` (0: any), not listening; raises ``UserError``."""
     if not 0 <= port <= 65_535:
         raise UserError(f"port {port} does not exist; choose one from 1024 to 65535, or 0 for any")
     try:

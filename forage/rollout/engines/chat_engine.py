@@ -74,7 +74,6 @@ class ChatEngine:
             raise await self._client.explain(failure) from failure
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._client.close()
 
     def _messages(self, token_ids: tuple[int, ...], episode_key: str) -> tuple[Message, ...]:

@@ -73,7 +73,6 @@ class CompletionsEngine:
             )
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._client.close()
 
     async def _ask(self, token_ids: Sequence[int], sampling: Sampling) -> tuple[Completion, str]:
@@ -148,12 +147,9 @@ def _read_turn(
     returned = choice.logprobs.token_logprobs if choice.logprobs is not None else []
     logprobs = tuple(logprob for logprob in returned if logprob is not None)
     if len(logprobs) != len(choice.token_ids):
-        num_tokens = len(choice.token_ids)
-        raise BadReply(f"it returned {num_tokens} tokens with {len(logprobs)} log-probabilities")
+        raise BadReply(f"{len(choice.token_ids)} tokens have {len(logprobs)} log-probabilities")
     if wrong := [token_id for token_id in choice.token_ids if not 0 <= token_id < num_ids]:
-        raise BadReply(
-            f"it returned token id {wrong[0]}, but the ids of model.path end at {num_ids - 1}"
-        )
+        raise BadReply(f"it returned id {wrong[0]}, but those of model.path end at {num_ids - 1}")
     try:
         refuse_impossible(logprobs)
     except ValueError as error:

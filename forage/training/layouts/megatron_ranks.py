@@ -21,10 +21,7 @@ FILE = "model_optim_rng.pt"
 
 
 def megatron_ranks(directory: Path) -> dict[tuple[int, int], Path]:
-    """The file of each (pipeline, tensor-parallel) rank; empty for another layout.
-
-    Raises ``UserError``.
-    """
+    """Each (pipeline, tensor) rank's file; empty for other layouts. Raises ``UserError``."""
     found: dict[tuple[int, int], Path] = {}
     for path in sorted(directory.glob("mp_rank_*")):
         match = _RANK.fullmatch(path.name)

@@ -67,12 +67,10 @@ class TrainerRank:
             self._give_back()
 
     def load(self, checkpoint: Path, progress: Progress) -> None:
-        """Like ``Trainer.load``."""
         self._trainer.load(checkpoint, progress)
         self._give_back()
 
     def text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Like ``Trainer.text_logprobs``."""
         values = self._trainer.text_logprobs(token_ids)
         self._give_back()
         return values

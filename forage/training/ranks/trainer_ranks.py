@@ -103,7 +103,6 @@ class TrainerRanks:
     def prepare(
         self, weighed_P: Sequence[Sequence[Weighed]]
     ) -> tuple[list[list[Weighed]], dict[str, float]]:
-        """Like ``Trainer.prepare``."""
         if not self._looks_ahead:
             return [list(weighed) for weighed in weighed_P], {}
         return self._call("prepare", weighed_P)
@@ -142,7 +141,6 @@ class TrainerRanks:
         return metrics
 
     def progress(self) -> Progress:
-        """Like ``Trainer.progress``."""
         return self._call("progress")
 
     def writer(self, folder: Path, is_copied: bool) -> Callable[[], None]:
@@ -160,7 +158,6 @@ class TrainerRanks:
             raise ended
 
     def load(self, checkpoint: Path, progress: Progress) -> None:
-        """Like ``Trainer.load``."""
         if self._has_copy:
             restore_model(self.model, checkpoint)
         self._call("load", checkpoint, progress)
@@ -171,15 +168,12 @@ class TrainerRanks:
         self._call_to_write("write_merged", folder)
 
     def write_learnt(self, folder: Path) -> None:
-        """Like ``Trainer.write_learnt``."""
         self._call_to_write("write_learnt", folder)
 
     def text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Like ``Trainer.text_logprobs``."""
         return self._call("text_logprobs", token_ids)
 
     def weights_digest(self) -> str:
-        """Like ``Trainer.weights_digest``."""
         return self._call("weights_digest")
 
     def attach(self, make: MakeAttached) -> None:

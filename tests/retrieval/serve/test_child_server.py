@@ -133,7 +133,7 @@ def test_an_address_that_cannot_be_bound_is_explained(host: str, port: int, comp
 
 
 def test_a_server_that_dies_at_once_is_an_error_with_its_last_words(tmp_path: Path):
-    with pytest.raises(UserError, match=r"exited with status 1:\nerror: .* is not an index"):
+    with pytest.raises(UserError, match=r"exited with 1:\nerror: .* is not an index"):
         ServerProcess(tmp_path, command=SERVE).__enter__()
 
 

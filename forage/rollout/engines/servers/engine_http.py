@@ -136,8 +136,7 @@ def make_completion(
     num_tokens = len(token_ids)
     if num_tokens != len(logprobs) or not 0 < num_tokens <= max_tokens:
         raise ValueError(
-            f"it has {num_tokens} tokens and {len(logprobs)} log-probabilities; {max_tokens} "
-            "tokens were requested"
+            f"it has {num_tokens} tokens (limit {max_tokens}) and {len(logprobs)} log-probabilities"
         )
     refuse_impossible(logprobs)
     versions: list[int] = []

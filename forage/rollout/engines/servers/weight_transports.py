@@ -156,10 +156,7 @@ class GroupTransport:
         return UpdateFailed(reasons, str(failed))
 
     async def _abandon(self, members: Sequence[Member]) -> list[Member]:
-        """Cancels the update on all servers; returns those that do not answer.
-
-        Raises ``PartLostError``.
-        """
+        """Cancels the update; returns servers that do not answer. Raises ``PartLostError``."""
         lost: PartLostError | None = None
         try:  # leaving the group releases workers that wait in it, so that they can answer
             await asyncio.to_thread(self._sender.leave)

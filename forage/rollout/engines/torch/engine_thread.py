@@ -296,10 +296,7 @@ class EngineThread:
         chosen: list[tuple[int, float, Alternatives]],
         version: int,
     ) -> tuple[int, FinishReason | None]:
-        """Appends tokens up to the first wrong guess or the turn's end.
-
-        Returns their number, and why the turn ended, if it did.
-        """
+        """Appends tokens up to a wrong guess or the end; returns their number, and why it ended."""
         start = len(slot.token_ids)
         reason = None
         for (token, logprob, others), guess in zip(chosen, [*guesses, None], strict=True):

@@ -80,7 +80,6 @@ class PackedForward:
         """Does nothing: each pass reads the weights anew."""
 
     def close(self) -> None:
-        """Ends the threads."""
         self._pool.shutdown()
 
     @torch.inference_mode()
