@@ -163,7 +163,7 @@ async def test_a_turn_that_its_budget_cut_says_so():
         ({"token_ids": None}, FailureKind.MALFORMED, "returns no token ids", 1),
         ({"prompt_token_ids": [1, 2]}, FailureKind.MALFORMED, "changed the prompt's tokens", 1),
         ({"logprobs": None}, FailureKind.MALFORMED, "with 0 probabilities", 2),
-        ({"token_ids": list(range(61))}, FailureKind.MALFORMED, "61 tokens came where 60", 2),
+        ({"token_ids": list(range(61))}, FailureKind.MALFORMED, "it returned 61 tokens, more than the limit of 60", 2),
         ({"token_ids": "no list"}, FailureKind.MALFORMED, "choices.0.token_ids", 2),
         ({"finish_reason": "content_filter"}, FailureKind.REFUSED, "content_filter", 1),
         ({"finish_reason": "abort"}, FailureKind.SERVER_ERROR, "'abort'", 2),
@@ -272,12 +272,12 @@ async def test_where_nobody_listens_the_address_is_said():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logprob": 3.0}, "a log-probability of 3.0 came"),
-        ({"logprob": float("nan")}, "a log-probability of nan came"),
-        ({"logprob": float("-inf")}, "a log-probability of -inf came"),
+        ({"logprob": 3.0}, "a log-probability of 3.0;"),
+        ({"logprob": float("nan")}, "a log-probability of nan;"),
+        ({"logprob": float("-inf")}, "a log-probability of -inf;"),
         ({"token": -1}, "the id -1 came"),
         ({"token": 100_000}, "the id 100000 came, and the ids of model.path end at"),
-        ({"count": 2}, "tokens came with 2 probabilities"),
+        ({"count": 2}, "tokens have 2 log-probabilities"),
     ],
 )
 def test_tokens_that_no_policy_samples_are_refused(change: dict[str, float], message: str):

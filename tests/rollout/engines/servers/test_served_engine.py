@@ -307,8 +307,8 @@ async def test_a_server_that_answers_nonsense_each_time_it_comes_back_ends_the_r
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"token_ids": [2, 50, 4]}, "its token 50 is none of the model's vocabulary of 50"),
-        ({"token_ids": [2, -1, 4]}, "its token -1 is none of"),
+        ({"token_ids": [2, 50, 4]}, "its token 50 is outside the model's vocabulary of 50"),
+        ({"token_ids": [2, -1, 4]}, "its token -1 is outside"),
         ({"token_ids": [2, 10**30, 4]}, "is outside"),
         (
             {"weight_versions": [{"version": 3, "start": 0, "end": 3}]},
@@ -375,7 +375,7 @@ async def test_a_prompt_that_the_context_does_not_hold_is_that_and_no_failure():
             with pytest.raises(ContextOverflow, match="maximum model length"):
                 await engine.generate([1], ask())
             server.faults.append(JSONResponse({"error": {"message": "top_k must be"}}, 400))
-            with pytest.raises(EngineError, match="refuses the turn: HTTP 400: top_k must be"):
+            with pytest.raises(EngineError, match="refused the turn: HTTP 400: top_k must be"):
                 await engine.generate([1], ask())
     assert failed == []
 

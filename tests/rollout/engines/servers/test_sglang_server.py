@@ -177,7 +177,7 @@ async def test_the_log_probabilities_of_a_text_are_those_of_all_its_tokens_but_t
         ((path, body),) = server.asked
         for told in ([[None, 3, None], [-1.0, 4, None]], [[None, 3, None]] * 3):
             server.changes = {"input_token_logprobs": told}
-            with pytest.raises(ServerFailed, match="log-probabilities of . tokens came"):
+            with pytest.raises(ServerFailed, match="log-probabilities for . tokens"):
                 await client.logprobs_of([3, 4, 5], "check.2")
     assert path == "/generate"
     assert body | {"rid": ""} == {
@@ -238,7 +238,7 @@ async def test_weights_that_cannot_be_loaded_leave_a_server_that_serves_no_turn(
     [
         ({"output_token_logprobs": [[-1.0, 3, None]]}, "belong to other tokens"),
         ({"finish_reason": {"type": "error"}}, "ended with 'error'"),
-        ({"weight_versions": []}, "3 tokens came with 0 versions"),
+        ({"weight_versions": []}, "3 tokens but 0 versions"),
         ({"weight_versions": [{"version": "default", "start": 0, "end": 3}]}, "version"),
     ],
 )

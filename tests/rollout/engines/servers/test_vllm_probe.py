@@ -164,7 +164,7 @@ def test_a_server_of_another_tokenizer_is_told():
         server.changes = {"text": "other words"}
         (fault,) = asyncio.run(find_faults(server.url, True, codec=codec))
     assert fault.is_fatal
-    assert fault.what.startswith("its tokens read 'other words' there and ")
+    assert fault.what.startswith("its tokens decode to 'other words' there but to ")
 
 
 def files_faults(server: PolicyServer, **sizes: Any) -> list[str]:
