@@ -235,7 +235,7 @@ def test_a_checkpoint_of_a_newer_format_is_not_taken_for_a_damaged_one(tmp_path:
     """One whose manifest had other keys was set aside, and its run went on from an older one."""
     path = save(tmp_path, new_trainer())
     (path / "manifest.json").write_text('{"format": 2, "shards": []}')
-    with pytest.raises(UserError, match="has format 2, this Forage reads 1") as raised:
+    with pytest.raises(UserError, match="has format 2, but this Forage reads 1") as raised:
         load_checkpoint(path, new_trainer())
     assert not isinstance(raised.value, DamagedCheckpointError)
 
@@ -494,7 +494,7 @@ def test_a_damaged_checkpoint_is_refused_also_when_it_is_named_as_anothers(tmp_p
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
     for named in (path, path.parent):
-        with pytest.raises(DamagedCheckpointError, match="model.safetensors is not as it was"):
+        with pytest.raises(DamagedCheckpointError, match="model.safetensors has changed since it was"):
             import_checkpoint(named, tmp_path / "out", base=None)
     assert not (tmp_path / "out").exists()
 

@@ -233,7 +233,7 @@ def test_the_copies_of_another_run_are_neither_fetched_nor_removed(tmp_path: Pat
     first.step()
     first.step()
     second = RunHere(tmp_path / "second", url, run_id="second")
-    refused = pytest.raises(UserError, match=r"another run \(first\) than that of .* \(second\)")
+    refused = pytest.raises(UserError, match=r"another run \(first\) than .* \(second\)")
     with refused:
         second.elsewhere.bring_back(second.out)
     with refused:

@@ -46,7 +46,7 @@ def resume(config: RunConfig) -> None:
 def test_a_run_whose_checkpoints_are_gone_is_not_cut_to_nothing(tmp_path: Path):
     """It began at step 0 without a word, and its records were lost."""
     record(tmp_path, 4)
-    with pytest.raises(UserError, match=r"records of 4 steps, and no checkpoint in .*/checkpoints"):
+    with pytest.raises(UserError, match=r"records of 4 steps but no checkpoint in .*/checkpoints"):
         resume(config_of(tmp_path))
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
 
@@ -86,7 +86,7 @@ def test_a_second_process_is_refused_before_it_fetches_anything(tmp_path: Path):
     RemoteCheckpoints(url).put(make_checkpoint(there, 2), 2)
     record(tmp_path / "run", 1)
     with locked_run_directory(tmp_path / "run"):
-        with pytest.raises(UserError, match="another process trains in .*run: wait for its end"):
+        with pytest.raises(UserError, match="another process trains in .*run: wait for it"):
             resume(config)
         assert not checkpoints(tmp_path / "run")
     resume(config)
