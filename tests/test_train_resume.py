@@ -312,7 +312,7 @@ def test_resuming_with_another_seed_is_refused_with_the_one_to_set(tmp_path: Pat
     out = tmp_path / "run"
     shutil.copytree(straight_run(), out)
     settings = (out / "config.yaml").read_text()
-    with pytest.raises(UserError, match="made with seed 5, the config says 6: set seed=5"):
+    with pytest.raises(UserError, match="made with seed 5, but the config has 6: set seed=5"):
         run_training(make_config(out, trainer={"num_steps": 8}, seed=6), resume=True)
     assert (out / "config.yaml").read_text() == settings
 

@@ -94,7 +94,7 @@ def test_a_server_whose_context_holds_no_episode_is_refused_before_the_run(tmp_p
         environment={"max_tokens": 500},
         trainer={"max_tokens_per_micro_batch": 1024},
     )
-    with pytest.raises(UserError, match=r"context of 384 tokens holds no episode"):
+    with pytest.raises(UserError, match=r"context of 384 tokens is too short for an episode"):
         run_training(config, resume=False)
 
 

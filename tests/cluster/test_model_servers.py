@@ -337,7 +337,7 @@ def test_servers_stand_on_gpus_that_the_run_is_shown(
     seen = [host.environment["CUDA_VISIBLE_DEVICES"] for host in places.server_hosts()]
     assert seen == ["GPU-6a", "7"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    with pytest.raises(UserError, match=r"shows 2 GPUs \(4,5\), and servers need 4"):
+    with pytest.raises(UserError, match=r"lists 2 GPUs \(4,5\), but servers need 4"):
         places.server_hosts()
 
 

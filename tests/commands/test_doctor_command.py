@@ -189,7 +189,7 @@ def test_a_server_that_gives_too_few_alternatives_for_some_recipe_is_a_warning()
     with policy_serving(PolicyServer(max_logprobs=20)) as server:
         is_fit, text = server_report(server.url)
     assert is_fit
-    assert "it does not give 20 alternatives beside a token" in text
+    assert "it does not return 20 alternatives per token" in text
     assert "--max-logprobs 21" in text
 
 

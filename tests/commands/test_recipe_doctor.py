@@ -105,7 +105,7 @@ def test_the_servers_that_a_recipe_names_are_asked(tmp_path: Path):
         assert of(check_with(server.url, num_alternatives=19), "vllm").found == "answers"
         lacking = of(check_with(server.url, num_alternatives=20), "vllm")
     assert lacking.verdict is Verdict.FAILURE
-    assert "does not give 20 alternatives beside a token" in lacking.found
+    assert "does not return 20 alternatives per token" in lacking.found
     check = check_with(AWAY["url"])
     assert of(check, "vllm").verdict is Verdict.FAILURE
     assert of(check, "vllm").remedy == "forage doctor --server http://127.0.0.1:9"
@@ -130,8 +130,8 @@ def test_a_server_is_asked_for_all_that_the_recipe_wants(tmp_path: Path):
         server.transfer = {}
         recipe.write_text(yaml.safe_dump(served_recipe(server.url)))
         of_files = of(RecipeDoctor(doctor.lacking).check(recipe), "vllm").found
-    assert "its context of 1000 tokens holds no episode" in found
-    assert "it has room for adapters of rank 8" in found
+    assert "its context of 1000 tokens is too short for an episode" in found
+    assert "it accepts adapters only up to rank 8" in found
     assert "with model.path" in found
     assert "keeps the old weights of a tied head" in of_files
 

@@ -163,7 +163,12 @@ async def test_a_turn_that_its_budget_cut_says_so():
         ({"token_ids": None}, FailureKind.MALFORMED, "returns no token ids", 1),
         ({"prompt_token_ids": [1, 2]}, FailureKind.MALFORMED, "changed the prompt's tokens", 1),
         ({"logprobs": None}, FailureKind.MALFORMED, "with 0 probabilities", 2),
-        ({"token_ids": list(range(61))}, FailureKind.MALFORMED, "it returned 61 tokens, more than the limit of 60", 2),
+        (
+            {"token_ids": list(range(61))},
+            FailureKind.MALFORMED,
+            "it returned 61 tokens, more than the limit of 60",
+            2,
+        ),
         ({"token_ids": "no list"}, FailureKind.MALFORMED, "choices.0.token_ids", 2),
         ({"finish_reason": "content_filter"}, FailureKind.REFUSED, "content_filter", 1),
         ({"finish_reason": "abort"}, FailureKind.SERVER_ERROR, "'abort'", 2),
@@ -248,7 +253,7 @@ async def test_a_context_too_short_for_the_episodes_is_refused():
     with serving(ModelServer(max_model_len=400)) as server:
         engine = connect(server)
         await engine.check(400)
-        with pytest.raises(UserError, match="context of 400 tokens, and environment.max_tokens is"):
+        with pytest.raises(UserError, match="context of 400 tokens, but environment.max_tokens is"):
             await engine.check(401)
         await engine.close()
 
@@ -276,7 +281,7 @@ async def test_where_nobody_listens_the_address_is_said():
         ({"logprob": float("nan")}, "a log-probability of nan;"),
         ({"logprob": float("-inf")}, "a log-probability of -inf;"),
         ({"token": -1}, "the id -1 came"),
-        ({"token": 100_000}, "the id 100000 came, and the ids of model.path end at"),
+        ({"token": 100_000}, "it returned id 100000, but those of model.path end at"),
         ({"count": 2}, "tokens have 2 log-probabilities"),
     ],
 )

@@ -386,7 +386,10 @@ def test_the_dearest_micro_batches_share_the_first_round():
             TrainerPlacement(tensor_parallel=4),
             r"tensor_parallel is 4, .* num_key_value_heads \(2\)",
         ),
-        (TrainerPlacement(sequence_parallel=3), r"sequence_parallel is 3, .* 4 heads and 2 key"),
+        (
+            TrainerPlacement(sequence_parallel=3),
+            r"sequence_parallel is 3, .* heads \(4, with 2 key",
+        ),
     ],
 )
 def test_heads_that_ranks_do_not_divide_are_an_error(placement: TrainerPlacement, message: str):
@@ -468,7 +471,7 @@ def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     # It would hold for this process, in which other tests count in denormal numbers.
     monkeypatch.setattr(rank_processes, "compute_with", lambda _: None)
     place = RankPlace(1, 2, 2, "127.0.0.1", 9, "cuda", device_index=1, timeout_s=1.0)
-    with pytest.raises(UserError, match=r"torch sees 1 GPUs where rank 1 is to compute on number"):
+    with pytest.raises(UserError, match=r"torch sees 1 GPUs and rank 1 needs GPU"):
         join_group(place)
 
 

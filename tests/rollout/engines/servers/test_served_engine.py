@@ -445,7 +445,9 @@ async def test_a_spare_row_that_a_server_samples_ends_its_episode_and_not_the_se
         async with engine_over(server, lost_after_s=0.3) as (engine, failed):
             served = ServedEngine(engine.pool, vocabulary=VOCABULARY, num_ids=VOCABULARY - 10)
             server.changes = {"token_ids": [2, VOCABULARY - 1, 4]}
-            with pytest.raises(EngineError, match="sampled the id 49, a spare row of the model"):
+            with pytest.raises(
+                EngineError, match="sampled token id 49, an unused row of the model"
+            ):
                 await served.generate([1], ask())
             assert failed == []
             server.changes = {}

@@ -44,7 +44,7 @@ async def test_adapters_travel_alone_and_turns_in_flight_go_on_with_the_new_ones
     url = real_server(0, lora_rank=rank)
     assert await find_faults(url, True, MAX_TOKENS, lora_rank=8) == []
     (too_small,) = await find_faults(url, True, MAX_TOKENS, lora_rank=9)
-    assert "room for adapters of rank 8" in str(too_small)
+    assert "adapters only up to rank 8" in str(too_small)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
     lora.add_adapters(model, LoraConfig(rank=rank, alpha=rank), str(random_model()), seed=0)
     server = VllmServer(url, 120.0, 20.0, 64)

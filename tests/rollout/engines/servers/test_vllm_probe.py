@@ -153,7 +153,7 @@ def test_a_server_whose_context_holds_no_episode_is_told():
         assert asyncio.run(find_faults(server.url, True, max_tokens=1000)) == []
         (fault,) = asyncio.run(find_faults(server.url, True, max_tokens=1001))
     assert fault.is_fatal
-    assert fault.what == "its context of 1000 tokens holds no episode"
+    assert fault.what == "its context of 1000 tokens is too short for an episode"
 
 
 def test_a_server_of_another_tokenizer_is_told():

@@ -118,7 +118,7 @@ async def test_a_turn_ends_with_a_stop_id():
 async def test_a_turn_that_cannot_fit_is_refused_with_the_setting_to_raise():
     async with running_engine(max_tokens=64) as engine:
         with pytest.raises(
-            EngineError, match="60 tokens and a turn of 5 .* environment.max_tokens"
+            EngineError, match="60 tokens plus a turn of 5 .* environment.max_tokens"
         ):
             await engine.generate(tokens(1, 60), sampling(max_tokens=5))
         fits = await engine.generate(tokens(1, 60), sampling(max_tokens=4))
