@@ -494,7 +494,7 @@ def test_a_damaged_checkpoint_is_refused_also_when_it_is_named_as_anothers(tmp_p
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
     for named in (path, path.parent):
-        with pytest.raises(DamagedCheckpointError, match="model.safetensors has changed since it was"):
+        with pytest.raises(DamagedCheckpointError, match="model.safetensors has changed since"):
             import_checkpoint(named, tmp_path / "out", base=None)
     assert not (tmp_path / "out").exists()
 
