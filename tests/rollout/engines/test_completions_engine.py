@@ -162,7 +162,7 @@ async def test_a_turn_that_its_budget_cut_says_so():
     [
         ({"token_ids": None}, FailureKind.MALFORMED, "returns no token ids", 1),
         ({"prompt_token_ids": [1, 2]}, FailureKind.MALFORMED, "changed the prompt's tokens", 1),
-        ({"logprobs": None}, FailureKind.MALFORMED, "with 0 probabilities", 2),
+        ({"logprobs": None}, FailureKind.MALFORMED, "have 0 log-probabilities", 2),
         (
             {"token_ids": list(range(61))},
             FailureKind.MALFORMED,
@@ -262,7 +262,7 @@ async def test_a_model_that_is_not_served_is_refused_with_those_that_are():
     with serving(ModelServer()) as server:
         server.faults.append(error(404, "The model `tinier` does not exist."))
         engine = connect(server, served_model="tinier")
-        with pytest.raises(UserError, match=f"does not exist.* It serves {NAME}, and .* tinier"):
+        with pytest.raises(UserError, match=f"does not exist.* It serves {NAME}, but .* tinier"):
             await engine.check(500)
         await engine.close()
 
@@ -280,7 +280,7 @@ async def test_where_nobody_listens_the_address_is_said():
         ({"logprob": 3.0}, "a log-probability of 3.0;"),
         ({"logprob": float("nan")}, "a log-probability of nan;"),
         ({"logprob": float("-inf")}, "a log-probability of -inf;"),
-        ({"token": -1}, "the id -1 came"),
+        ({"token": -1}, "returned id -1"),
         ({"token": 100_000}, "it returned id 100000, but those of model.path end at"),
         ({"count": 2}, "tokens have 2 log-probabilities"),
     ],

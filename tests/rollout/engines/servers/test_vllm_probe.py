@@ -191,7 +191,7 @@ def test_without_the_receiver_the_sizes_of_the_served_model_are_compared():
     assert files_faults(server, tie_word_embeddings=False) == []
     (said,) = files_faults(server, tie_word_embeddings=False, intermediate_size=384)
     assert said.startswith(
-        "it serves another model than model.path: intermediate_size is 192 there and 384 here"
+        "its model differs from model.path: intermediate_size is 192 there but 384 here"
     )
 
 
@@ -222,7 +222,7 @@ def test_a_server_that_does_not_say_which_receiver_it_has_is_told():
     with policy_serving(PolicyServer(broken="receiver_version")) as server:
         (fault,) = asyncio.run(find_faults(server.url, True))
     assert fault.is_fatal
-    assert fault.what.startswith("it does not say which receiver for weights it has: HTTP 500")
+    assert fault.what.startswith("it does not report the version of its weight receiver: HTTP 500")
 
 
 def test_a_server_without_a_receiver_is_not_asked_for_its_version():
