@@ -46,9 +46,7 @@ def test_each_request_is_counted_and_the_figures_are_kept(
     assert 0 < within[0] <= within[-1] <= figures["total_s"]
     said = " ".join(capsys.readouterr().out.split())
     assert "7 clients, one query per request" in said
-    assert (
-        "40 different queries: the server may have answered repeated ones from a cache" in said
-    )
+    assert "40 different queries: the server may have answered repeated ones from a cache" in said
 
 
 def test_refusals_are_counted_with_the_servers_words_and_end_with_1(
