@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryFile
+from collections.abc import Iterable
 
 DISTRIBUTION = "forage-rl"
 """Our name on PyPI, where ``forage`` is another project."""
@@ -37,31 +34,3 @@ def did_you_mean(word: str, valid: Iterable[str], cutoff: float = 0.5) -> str:
     """``; did you mean rloo?`` for the valid word closest to ``word``, or "" if none is close."""
     close = difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-@contextmanager
-def disk_failures(path: Path, remedy: str) -> Iterator[None]:
-    """Turns an ``OSError`` in the block into a ``UserError`` with ``path`` and the remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
-
-
-def refuse_unwritable(path: Path, setting: str = "--out") -> None:
-    """Raises ``UserError`` if ``path``, a file or a directory, could not be written.
-
-    To be called before long work. The path need not exist, and nothing is created.
-    """
-    place = path.absolute()
-    try:
-        if place.is_file():
-            place.open("ab").close()
-            return
-        while not place.exists():
-            place = place.parent
-        TemporaryFile(dir=place).close()  # fails if a file is in the directory's place
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; choose another {setting}"
-        ) from error

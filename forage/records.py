@@ -18,13 +18,15 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from forage.disk.disk_failures import disk_failures
+from forage.disk.whole_writes import written_whole
 from forage.episode_json import EpisodeRecord, record_from_json, record_to_json
-from forage.errors import UserError, disk_failures, install_command
+from forage.errors import UserError, install_command
 from forage.remote.plain_file import open_plain
 from forage.types import Episode, Group, TokenizerId
 
@@ -224,33 +226,6 @@ def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
     with written_whole(path) as file:
         for record in records:
             file.write(json_line(record_to_json(record)))
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that atomically becomes ``path`` if the block succeeds."""
-    path = path.resolve()  # a symlink remains a symlink
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():  # a pipe or a terminal is written directly
-        with path.open("wb") as file:
-            yield file
-        return
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def write_whole_text(path: Path, text: str) -> None:
-    """Writes a text file, replacing an existing one atomically; raises ``OSError``."""
-    with written_whole(path) as file:
-        file.write(text.encode("utf-8", "replace"))
 
 
 def read_metrics(directory: Path) -> list[dict[str, float]]:

@@ -29,7 +29,7 @@ LEVELS = (
     ("config", "records", "models"),
     ("rewards", "algorithms"),
     ("episode_json", "remote"),
-    ("batch", "settings"),
+    ("batch", "settings", "disk"),
     ("types", "errors", "hardware", "progress"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}

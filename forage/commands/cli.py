@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from forage import __version__
 from forage.commands.arguments import count, not_negative, positive, seconds
+from forage.disk.disk_failures import FULL
 from forage.errors import UserError, did_you_mean
 from forage.hardware import quiet_openmp
 
@@ -80,7 +81,6 @@ EXAMPLES = {
 
 _SIGPIPE = 128 + 13
 """Exit code of a program that SIGPIPE ended: ``forage ... | head`` is not a bug."""
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATH_IS_UNUSABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
     *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = f"cannot use {error.filename}: {error.strerror}; choose another path"
             sys.stderr.write(f"forage: {text}\n")
             return 2
-        if error.errno not in _DISK_IS_FULL:
+        if error.errno not in FULL:
             raise
         where = "" if error.filename is None else f" ({error.filename})"
         sys.stderr.write(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from forage.disk.whole_writes import write_whole_text
 from forage.errors import UserError
 from forage.evaluation.comparison import Comparison, compare
 from forage.evaluation.report.comparison_tables import (
@@ -20,7 +21,6 @@ from forage.evaluation.report.comparison_tables import (
 )
 from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.result import read_result
-from forage.records import write_whole_text
 from forage.viewer.evaluation_pages import write_comparison_page
 
 

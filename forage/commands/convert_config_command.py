@@ -25,8 +25,8 @@ from forage.config.foreign.trl_keys import TRL
 from forage.config.foreign.verl_keys import VERL
 from forage.config.run_config import build_config
 from forage.data.forms.rows import read_rows
+from forage.disk.whole_writes import write_whole_text
 from forage.errors import UserError
-from forage.records import write_whole_text
 
 TRAINERS = {"verl": VERL, "slime": SLIME, "rlinf": RLINF, "trl": TRL}
 

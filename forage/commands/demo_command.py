@@ -28,7 +28,8 @@ from forage.commands.run_report import (
 )
 from forage.commands.sft_command import LOSSES_FILE, run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
-from forage.errors import UserError, refuse_unwritable
+from forage.disk.disk_failures import refuse_unwritable
+from forage.errors import UserError
 from forage.retrieval.serve.child_server import ServerProcess
 from forage.retrieval.serve.port import bind_port
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from forage.config.run_config import RunConfig
-from forage.errors import UserError, refuse_unwritable
+from forage.disk.disk_failures import refuse_unwritable
+from forage.disk.whole_writes import write_whole_text
+from forage.errors import UserError
 from forage.hardware import MIN_BFLOAT16_GAIN, bfloat16_gain
-from forage.records import write_whole_text
 
 LOG = logging.getLogger(__name__)
 

@@ -48,9 +48,9 @@ from forage.commands.run_report import (
 )
 from forage.commands.sft_command import run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml, with_overrides
+from forage.disk.whole_writes import put_folder, write_whole_text
 from forage.errors import UserError
 from forage.hardware import has_gpu
-from forage.records import write_whole_text
 from forage.retrieval.serve.child_server import ServerProcess
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _made(folder: Path, write: Callable[[Path], object]) -> Path:
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         write(partial)
-        partial.rename(folder)
+        put_folder(partial, folder, folder.with_name(f"{folder.name}.old"))
     return folder
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 
 from forage.data.forms.serialised import read_serialised
+from forage.disk.whole_writes import write_whole_text
 from forage.environment.template import PromptTemplate
 from forage.episode_json import record_from_json
 from forage.errors import UserError
-from forage.records import write_whole_text
 from forage.rewards.compat import (
     RULES,
     RULES_THAT_SEE_THE_PROMPT,

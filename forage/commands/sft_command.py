@@ -23,8 +23,9 @@ from forage.config.run_config import RunConfig, load_config
 from forage.config.warm_start_config import ReadingSource, RecordedSource, ScriptedSource
 from forage.data.questions import read_questions
 from forage.data.selection import select
+from forage.disk.disk_failures import refuse_unwritable
 from forage.episode_json import EpisodeRecord
-from forage.errors import UserError, refuse_unwritable
+from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.rewards.reward_config import RewardConfig

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from forage.disk.whole_writes import written_whole
 from forage.errors import UserError
-from forage.records import written_whole
 from forage.types import Passage
 
 logger = logging.getLogger(__name__)

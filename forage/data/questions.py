@@ -16,8 +16,8 @@ from forage.config.shipped_recipes import commands_of, maker_of, recipes
 from forage.data.forms.chat_rows import metadata_of, search_r1_row
 from forage.data.forms.forms import check_form, questions_of, recognise, unread_keys
 from forage.data.forms.rows import Row, read_rows, stem, write_search_r1_rows
+from forage.disk.whole_writes import written_whole
 from forage.errors import UserError
-from forage.records import written_whole
 from forage.types import Question
 
 LOG = logging.getLogger(__name__)

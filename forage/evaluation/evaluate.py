@@ -22,7 +22,9 @@ from forage.cluster.places import LocalPlaces
 from forage.config.run_config import RunConfig
 from forage.config.search_config import SearchConfig
 from forage.data.corpus_store import CorpusStore
-from forage.errors import UserError, refuse_unwritable
+from forage.disk.disk_failures import refuse_unwritable
+from forage.disk.whole_writes import write_whole_text
+from forage.errors import UserError
 from forage.evaluation.arms import Arm, Passages, Searches
 from forage.evaluation.fingerprint import Protocol, facts_of_policy, fingerprint_of
 from forage.evaluation.journal import Journal
@@ -36,7 +38,6 @@ from forage.evaluation.summary import summarise
 from forage.hardware import loaded_objects_frozen
 from forage.progress import progress_bar
 from forage.publish import open_sampling
-from forage.records import write_whole_text
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.client.servers import Served
 from forage.retrieval.index.index import open_corpus, read_manifest

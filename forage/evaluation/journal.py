@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from forage.disk.whole_writes import write_whole_text
 from forage.episode_json import EpisodeRecord, record_to_json
 from forage.errors import UserError
 from forage.evaluation.fingerprint import differences
 from forage.evaluation.scores import EpisodeScore, QuestionScore
-from forage.records import json_line, open_for_lines, read_episodes, write_whole_text
+from forage.records import json_line, open_for_lines, read_episodes
 from forage.rollout.play.player import Job
 from forage.types import Episode, Question, TokenizerId
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from forage.disk.whole_writes import write_whole_text
 from forage.errors import UserError
 from forage.evaluation.fingerprint import Protocol
 from forage.evaluation.scores import QuestionScore
 from forage.evaluation.summary import EvaluationSummary
-from forage.records import write_whole_text
 from forage.remote.plain_file import read_json
 
 _MAX_BYTES = 2**28  # 1,000,000 questions with one arm each

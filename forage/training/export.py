@@ -21,9 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from forage.config.config_file import read_tree
 from forage.config.model_config import ModelConfig
+from forage.disk.disk_failures import refuse_unwritable
+from forage.disk.whole_writes import whole_folder
 from forage.environment.remembered import pass_on
 from forage.environment.vocabulary import num_token_ids, refuse_too_few_rows
-from forage.errors import UserError, refuse_unwritable
+from forage.errors import UserError
 from forage.remote.loaded_weights import some
 from forage.training import lora
 from forage.training.base_weights import digest_of_files
@@ -32,7 +34,6 @@ from forage.training.checkpoints.checkpoint_manifest import check_manifest
 from forage.training.checkpoints.run_state import read_state
 from forage.training.checkpoints.saved_weights import MODEL
 from forage.training.checkpoints.weight_files import DTYPE_NAMES, header_of, shards, write_index
-from forage.training.checkpoints.whole_folder import written_beside
 from forage.training.layouts.open_layout import Checkpoint, open_layout, stored_safetensors
 from forage.training.layouts.stored import Shape, Stored, Weights, cast, finite, held
 from forage.training.model import load_model, load_tokenizer
@@ -87,7 +88,6 @@ def _export(source: Path, run_dir: Path, out: Path, adapter_only: bool, dtype: s
         return _convert(open_layout(source), out, str(source), dtype)
     if adapter_only:
         return _write_adapters(source, out)
-    # The rest may be spelt as an earlier version of Forage had it.
     as_run = ModelConfig.model_validate(read_tree(run_dir / "config.yaml")["model"])
     return _merge(source, out, as_run, dtype)
 
@@ -174,7 +174,7 @@ def _write(
     if dtype is not None:
         weights = {name: cast(each, getattr(torch, dtype)) for name, each in weights.items()}
     weights = {name: finite(each, name, trained) for name, each in weights.items()}
-    with written_beside(out) as directory:
+    with whole_folder(out) as directory:
         num_bytes = {name: stored.num_bytes for name, stored in weights.items()}
         files = shards(MODEL, num_bytes)
         for file, names in files.items():
@@ -198,7 +198,7 @@ def _write(
 def _write_adapters(source: Path, out: Path) -> Path:
     """The adapters as they are, with the tokenizer."""
     tokenizer = load_tokenizer(ModelConfig(path=str(source)), "the model")
-    with written_beside(out) as directory:
+    with whole_folder(out) as directory:
         tokenizer.save_pretrained(directory)
         for name in (lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS):
             shutil.copy(source / name, directory)

@@ -15,8 +15,9 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from forage.disk.disk_failures import refuse_unwritable
 from forage.environment.vocabulary import num_token_ids, refuse_too_few_rows
-from forage.errors import UserError, refuse_unwritable
+from forage.errors import UserError
 from forage.remote.loaded_weights import refuse_faulty_loading, refuse_not_finite
 from forage.training.model import save_model
 

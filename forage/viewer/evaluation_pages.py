@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from forage.disk.whole_writes import write_whole_text
 from forage.evaluation.comparison import ComparedArm, ComparedSlice, Comparison
 from forage.evaluation.intervals import Interval
 from forage.evaluation.published import shared_sources
@@ -34,7 +35,6 @@ from forage.evaluation.report.labels import (
 from forage.evaluation.report.tables import protocol_table, published_table, summary_tables
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import ArmSummary
-from forage.records import write_whole_text
 from forage.viewer.pages import render_page
 from forage.viewer.report import Card
 from forage.viewer.whiskers import IntervalChart, IntervalRow

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from forage.disk.whole_writes import write_whole_text
 from forage.evaluation.intervals import Difference
 from forage.evaluation.report.labels import ARM_NAMES, ARM_NOTES, hops_text
 from forage.evaluation.summary import EvaluationSummary, SliceSummary
-from forage.records import write_whole_text
 from forage.types import Episode
 from forage.viewer.charts import Chart, Series, line_chart, smoothed
 from forage.viewer.pages import render_page

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from forage.errors import disk_failures
+from forage.disk.disk_failures import disk_failures
 from forage.rollout.engines.engine import Engine
 from forage.rollout.play.groups import Play
 from forage.rollout.play.player import Job, Player

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from forage.commands.cli import main
-from forage.errors import UserError, refuse_unwritable
+from forage.disk.disk_failures import refuse_unwritable
+from forage.errors import UserError
 from tests.commands.test_sft_command import NOWHERE, SHORT, config_of
 
 

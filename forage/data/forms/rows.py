@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forage.data.corpus import replace_surrogates
+from forage.disk.whole_writes import written_whole
 from forage.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,17 +52,10 @@ def write_search_r1_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     import pyarrow.parquet
 
     schema = _search_r1_schema()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     left = iter(rows)
-    try:
-        with pyarrow.parquet.ParquetWriter(partial, schema) as writer:
-            while batch := list(islice(left, _ROWS_PER_BATCH)):
-                writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with written_whole(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        while batch := list(islice(left, _ROWS_PER_BATCH)):
+            writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
 
 
 def _json_values(path: Path) -> Iterator[tuple[str, object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from forage.disk.whole_writes import write_whole_text
 from forage.evaluation.comparison import ComparedArm, ComparedFigure, ComparedSlice, Comparison
 from forage.evaluation.intervals import Interval
 from forage.evaluation.report.figure_table import (
@@ -15,7 +16,6 @@ from forage.evaluation.report.figure_table import (
     to_markdown,
 )
 from forage.evaluation.report.labels import arm_name, hops_text, how_played, source_name
-from forage.records import write_whole_text
 
 P_VALUES_NOTE = (
     "Paired by question; in brackets: 95 % bootstrap intervals. p: chance of a gap this large if "

@@ -7,15 +7,13 @@ it. What is built is not known here.
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from psutil import pid_exists
-
+from forage.disk.disk_failures import disk_failures
+from forage.disk.whole_writes import put_folder, whole_folder
 from forage.errors import UserError
 from forage.records import lock_alone
 from forage.retrieval.store.manifest import MANIFEST_FILE, seal
@@ -44,23 +42,10 @@ def refuse_an_index(out: Path) -> None:
 
 @contextmanager
 def built_beside(out: Path) -> Iterator[Path]:
-    """A directory to build in, renamed to ``out`` if the body ends well, else removed."""
-    out = out.resolve()  # beside what a link leads to: that is the disk that was meant
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(out)
-        name = f"{_prefix(out)}{os.getpid()}-"
-        directory = Path(tempfile.mkdtemp(prefix=name, dir=out.parent))
-    except OSError as error:
-        raise UserError(f"cannot write beside {out}: {error.strerror}") from error
-    try:
+    """A directory to build an index in; it becomes ``out`` if the body succeeds."""
+    with whole_folder(out) as directory:
         yield directory
         seal(directory)
-        _put_in_place(directory, out)
-    except OSError as error:
-        raise UserError(f"cannot write the index {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def partial_directory(out: Path) -> Path:
@@ -76,7 +61,8 @@ def resumable_beside(out: Path, is_restart: bool) -> Iterator[Path]:
     Raises ``UserError`` while another process builds ``out``.
     """
     directory = partial_directory(out)
-    try:
+    kept = f"the finished part stays in {directory}, and the same command continues from there"
+    with disk_failures(out, kept):
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / LOCK_FILE).open("w") as lock:
             try:
@@ -87,12 +73,7 @@ def resumable_beside(out: Path, is_restart: bool) -> Iterator[Path]:
                 _empty(directory)
             yield directory
             (directory / LOCK_FILE).unlink()
-            _put_in_place(directory, out)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the index {out}: {error.strerror or error}; what is finished stays in "
-            f"{directory}, and the same command goes on from there"
-        ) from error
+            put_folder(directory, out, directory.with_name(f"{directory.name}.old"))
 
 
 def _empty(directory: Path) -> None:
@@ -101,26 +82,3 @@ def _empty(directory: Path) -> None:
             shutil.rmtree(path)
         elif path.name != LOCK_FILE:
             path.unlink()
-
-
-def _put_in_place(directory: Path, out: Path) -> None:
-    directory.chmod(0o755)
-    if out.exists():
-        retired = out.with_name(f"{_prefix(out)}{os.getpid()}-retired")
-        out.rename(retired)
-        directory.rename(out)
-        shutil.rmtree(retired)
-    else:
-        directory.rename(out)
-
-
-def _prefix(out: Path) -> str:
-    return f".{out.name}.building-"
-
-
-def _remove_leftovers(out: Path) -> None:
-    """Remove the directories of killed builds of ``out``."""
-    for left in list(out.parent.iterdir()):
-        owner = left.name.removeprefix(_prefix(out)).split("-")[0]
-        if left.name.startswith(_prefix(out)) and owner.isdigit() and not pid_exists(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)

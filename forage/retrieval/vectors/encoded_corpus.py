@@ -18,8 +18,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from forage.data.corpus_store import CorpusStore, StoredCorpus, build_store
+from forage.disk.whole_writes import write_whole_text
 from forage.errors import UserError
-from forage.records import write_whole_text
 from forage.retrieval.store.atomic_directory import (
     LOCK_FILE,
     partial_directory,

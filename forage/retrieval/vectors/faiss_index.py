@@ -7,7 +7,6 @@ Encoders, passages and re-scoring are ``forage.retrieval.vectors.dense``'s.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -194,8 +193,6 @@ def _write_stream(
             block = vectors.read(shard)
             file.write(index.sa_encode(block).data)
             on_rows(len(block))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _with_counts(header: bytes, num_rows: int, num_units: int) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,8 +134,6 @@ def _take(files: Sequence[Path], path: Path, show_progress: bool) -> None:
             with file.open("rb") as part:
                 shutil.copyfileobj(part, out, 2**24)
             advance(1)
-        out.flush()
-        os.fsync(out.fileno())
 
 
 def _check(store: CorpusStore, index: FaissIndex, encoder: SentenceEncoder) -> _Agreement:

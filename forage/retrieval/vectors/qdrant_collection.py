@@ -192,9 +192,6 @@ class QdrantCollection:
                 f"the corpus {num_rows} passages; delete the collection and build again"
             )
         if isinstance(self._where, Path):
-            for path in self._where.rglob("*.sqlite"):
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
             return
         self._ask_for_graph()
         last, since = None, time.monotonic()

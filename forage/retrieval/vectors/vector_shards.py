@@ -9,16 +9,14 @@ from, and how they are searched, is not known here.
 from __future__ import annotations
 
 import itertools
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
 
+from forage.disk.whole_writes import flush, write_whole_text
 from forage.errors import UserError
-from forage.records import write_whole_text
 from forage.retrieval.store.manifest import hash_file
 from forage.settings import Strict
 
@@ -77,14 +75,13 @@ class VectorShards:
         """Store the rows of a shard: written aside, synced, renamed."""
         shape = (len(self.layout.rows(shard)), self.layout.dimension)
         assert vectors_BD.shape == shape, f"shard {shard} is {shape}, not {vectors_BD.shape}"
-        handle, name = tempfile.mkstemp(suffix=".tmp", dir=self.directory)
-        with os.fdopen(handle, "wb") as file:
+        written = self.directory / f"{shard:05d}.tmp"
+        with written.open("wb") as file:
             np.save(file, _pack(vectors_BD, self.layout.dtype))
-            file.flush()
-            os.fsync(file.fileno())
-        path = self.directory / f"{shard:05d}-{hash_file(Path(name))[:_DIGEST_CHARS]}.npy"
-        Path(name).rename(path)
-        sync_directory(self.directory)
+        flush(written)
+        path = self.directory / f"{shard:05d}-{hash_file(written)[:_DIGEST_CHARS]}.npy"
+        written.rename(path)
+        flush(self.directory)
         self._paths[shard] = path
 
     def read(self, shard: int) -> np.ndarray:
@@ -149,15 +146,6 @@ def open_vectors(directory: Path) -> VectorShards:
 def bytes_per_vector(dimension: int, dtype: VectorDtype) -> int:
     """On disk."""
     return _packed_type(dimension, dtype).itemsize * (1 if dtype == "int8" else dimension)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a rename in ``directory`` outlast a power cut."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _read_layout(directory: Path) -> ShardLayout:

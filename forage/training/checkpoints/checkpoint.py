@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,8 @@ from types import MappingProxyType
 
 from transformers import PreTrainedTokenizerFast
 
+from forage.disk.disk_failures import is_disk_error, remedy_for
+from forage.disk.whole_writes import flush, put_folder
 from forage.environment.template import MEMORY_FILE
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
@@ -38,7 +39,6 @@ from forage.training.checkpoints.checkpoint_manifest import (
     damaged,
     write_manifest,
 )
-from forage.training.checkpoints.disk_errors import is_disk_error, remedy_for
 from forage.training.checkpoints.run_state import STATE, RunState, read_state
 from forage.training.checkpoints.saved_weights import write_config
 from forage.training.ranks.trainer_ranks import AnyTrainer
@@ -94,11 +94,7 @@ async def begin_checkpoint(
                 write_records(unfinished / _AHEAD, rows)
             (unfinished / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
             write_manifest(unfinished)
-            flush_folder(unfinished)
-            if final.exists():
-                _set_aside(final)
-            unfinished.rename(final)
-            _flush(folder)  # before an older checkpoint is removed
+            put_folder(unfinished, final, _aside(final))
         _remove_oldest(run_dir, num_kept)
         return final
 
@@ -156,7 +152,7 @@ def finish_renames(run_dir: Path) -> None:
             with suppress(DamagedCheckpointError):
                 check_manifest(unfinished)
                 unfinished.rename(final)
-                _flush(final.parent)
+                flush(final.parent)
 
 
 def has_unfinished(run_dir: Path) -> bool:
@@ -230,7 +226,11 @@ def _remove_oldest(run_dir: Path, num_kept: int) -> None:
 
 def _set_aside(directory: Path) -> None:
     """Renames a checkpoint, so that it no longer counts; its files are deleted later."""
-    directory.rename(directory.with_name(f"{directory.name}.old{_PARTIAL}"))
+    directory.rename(_aside(directory))
+
+
+def _aside(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.old{_PARTIAL}")
 
 
 def _sweep(folder: Path) -> None:
@@ -242,17 +242,3 @@ def _sweep(folder: Path) -> None:
         if left_over.is_symlink():
             left_over.unlink()
         shutil.rmtree(left_over, ignore_errors=True)
-
-
-def flush_folder(directory: Path) -> None:
-    """Flushes the directory's files and entries to disk."""
-    for path in [*directory.rglob("*"), directory]:
-        _flush(path)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from forage.config.run_config import RunConfig
-from forage.errors import UserError, refuse_unwritable
+from forage.disk.disk_failures import refuse_unwritable
+from forage.errors import UserError
 from forage.records import read_metrics
 from forage.training.checkpoints.checkpoint import (
     checkpoints_dir,

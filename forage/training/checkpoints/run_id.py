@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from forage.errors import UserError, disk_failures
+from forage.disk.disk_failures import disk_failures
+from forage.errors import UserError
 from forage.records import lock_alone
 from forage.training.checkpoints.checkpoint import checkpoints
 from forage.training.checkpoints.checkpoint_manifest import DamagedCheckpointError
@@ -47,7 +48,7 @@ def locked_run_directory(run_dir: Path) -> Iterator[None]:
 
 
 def run_id_of(run_dir: Path) -> str:
-    """The id of the run in ``run_dir``; "" if there is none, or for a run of an older Forage.
+    """The id of the run in ``run_dir``; "" if there is none.
 
     If its file is missing, the newest readable checkpoint provides it.
     """

@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerFast
 
 from forage.config.run_config import RunConfig, to_yaml
 from forage.data.order import StepQuestions
+from forage.disk.whole_writes import write_whole_text
 from forage.environment.remembered import memory_of
-from forage.records import RunRecords, write_whole_text
+from forage.records import RunRecords
 from forage.training.base_weights import digest_of_base
 from forage.training.checkpoints.checkpoint import (
     begin_checkpoint,

@@ -21,8 +21,9 @@ import yaml
 
 from forage.config.run_config import RunConfig, to_yaml
 from forage.config.tracking_config import TrackerName
+from forage.disk.whole_writes import write_whole_text
 from forage.errors import UserError, install_command
-from forage.records import TRACKERS_FILE, write_whole_text
+from forage.records import TRACKERS_FILE
 from forage.remote.own_code import run_beside
 from forage.types import Episode
 

@@ -1,0 +1,73 @@
+"""Turns the errors of a disk into messages that say what to do.
+
+The callers are writers of every kind: records, checkpoints, exports, indexes and the commands.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from forage.errors import UserError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+@contextmanager
+def disk_failures(path: Path, remedy: str | None = None) -> Iterator[None]:
+    """A disk error in the block becomes a ``UserError`` that names ``path`` and the remedy."""
+    try:
+        yield
+    except Exception as error:
+        if not is_disk_error(error):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        remedy = remedy or f"{remedy_for(error)}, or choose another place"
+        raise UserError(f"cannot write {path}: {reason}; {remedy}") from error
+
+
+def is_disk_error(error: Exception) -> bool:
+    """Whether the disk refused a write; Rust packages raise exceptions of their own for it."""
+    return isinstance(error, OSError) or "(os error " in str(error)
+
+
+def remedy_for(error: Exception) -> str:
+    """How to fix a disk error, as the start of a sentence."""
+    number = _errno_of(error)
+    if number in FULL:
+        return "free some space there"
+    if number in _FORBIDDEN:
+        return "check that you have write permission there"
+    return "check whether that disk is full or failing"  # torch's writer does not say why
+
+
+def refuse_unwritable(path: Path, setting: str = "--out") -> None:
+    """Raises ``UserError`` if ``path``, a file or a directory, cannot be written.
+
+    Called before the work whose result goes there. It need not exist yet, and nothing is left.
+    """
+    place = path.absolute()
+    try:
+        if place.is_file():
+            place.open("ab").close()
+            return
+        while not place.exists():
+            place = place.parent
+        TemporaryFile(dir=place).close()  # an error if a parent directory is a file
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; choose another {setting}"
+        ) from error
+
+
+def _errno_of(error: Exception) -> int | None:
+    """The system's error number; Rust packages and ranks give it only in the text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)|\[Errno (\d+)\]", str(error))
+    return None if found is None else int(found[1] or found[2])

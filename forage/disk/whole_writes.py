@@ -1,0 +1,96 @@
+"""Writes files and folders that appear whole or not at all.
+
+Each is written under another name in the same place, flushed to the disk, and renamed. A killed
+process or a power cut leaves what was there before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from psutil import pid_exists
+
+from forage.disk.disk_failures import disk_failures
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes ``path`` in one move if the body succeeds; otherwise it is removed."""
+    path = path.resolve()  # a link stays one
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
+        with path.open("wb") as file:
+            yield file
+        return
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_whole_text(path: Path, text: str) -> None:
+    """Writes a text file, replacing an older one in one move; raises ``OSError``."""
+    with written_whole(path) as file:
+        file.write(text.encode("utf-8", "replace"))
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder that becomes ``out`` in one move if the body succeeds; otherwise it is removed.
+
+    It replaces an older ``out``. Raises ``UserError`` if the disk refuses.
+    """
+    out = out.resolve()  # a link stays one, and its target's disk is the one that was meant
+    prefix = f".{out.name}.building-"
+    folder = out.with_name(f"{prefix}{os.getpid()}")
+    with disk_failures(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(out.parent, prefix)
+        folder.mkdir()
+        try:
+            yield folder
+            put_folder(folder, out, out.with_name(f"{folder.name}.old"))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def put_folder(folder: Path, out: Path, aside: Path) -> None:
+    """Flushes a finished folder and renames it to ``out``; an older one goes by way of ``aside``.
+
+    Raises ``OSError``.
+    """
+    for path in [*folder.rglob("*"), folder]:
+        flush(path)
+    if out.exists():
+        out.rename(aside)
+    folder.rename(out)
+    flush(out.parent)  # the new one is on the disk before the older one is deleted
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def flush(path: Path) -> None:
+    """Returns when a file, or the entries of a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(parent: Path, prefix: str) -> None:
+    """Removes the unfinished folders of processes that were killed."""
+    for path in list(parent.glob(f"{prefix}*")):
+        owner = path.name.removeprefix(prefix).split(".")[0]
+        if owner.isdigit() and (int(owner) == os.getpid() or not pid_exists(int(owner))):
+            shutil.rmtree(path, ignore_errors=True)
