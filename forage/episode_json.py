@@ -25,7 +25,6 @@ from forage.types import (
     TokenizerId,
     ToolCall,
     Turn,
-    search_call,
 )
 
 
@@ -35,7 +34,7 @@ class EpisodeRecord:
 
     ``tokenizer`` is None in a file that does not identify its tokenizer. ``group`` numbers the
     groups of a training step in the order played, and ``is_chosen`` says whether the step trained
-    on it; both are None outside training and in older files. For an episode trained on,
+    on it; both are None outside training. For an episode trained on,
     ``advantages_T`` has one advantage per sampled token, and ``trainer_logprobs_T`` the trainer's
     log-probabilities before the step if the loss takes its ratio to them (``algorithm.decoupled``);
     otherwise they are empty.
@@ -56,7 +55,7 @@ _LEARNT = ("advantages", "trainer_logprobs")
 
 def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
     """Parses one line of an episode file; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-    known = row.get("tokenizer")  # older files have none
+    known = row["tokenizer"]
     tokenizer = None if known is None else TokenizerId(known["name"], known["sha256"])
     place = row.get("group"), row.get("is_chosen")
     episode = episode_from_json(row)
@@ -211,7 +210,7 @@ def _turn_from_json(row: Mapping[str, Any]) -> Turn:
         kind=ActionKind(row["kind"]),
         argument=row["argument"],
         observation=row["observation"],
-        calls=tuple(map(_call_from_json, row["calls"])) if "calls" in row else _calls_before(row),
+        calls=tuple(map(_call_from_json, row["calls"])),
         generate_s=float(row["generate_s"]),
         has_open_thought=bool(row.get("has_open_thought")),
     )
@@ -226,19 +225,6 @@ def _call_from_json(row: Mapping[str, Any]) -> ToolCall:
         seconds=float(row["seconds"]),
         scores_K=tuple(float(score) for score in row.get("scores", ())),
     )
-
-
-def _calls_before(row: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """The search of a turn in a file from before turns recorded their calls.
-
-    A refused search, in the last, forced turn, took no time.
-    """
-    failure, search_s = row["search_failure"], float(row["search_s"])
-    has_run = row["observation"] or row["passage_ids"] or failure or search_s
-    if row["kind"] != ActionKind.SEARCH or not has_run:
-        return ()
-    kind = FailureKind(failure) if failure else None
-    return (search_call([row["argument"]], tuple(row["passage_ids"]), kind, search_s),)
 
 
 def _number_to_json(value: float) -> float | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 DISTRIBUTION = "forage-rl"
 """Our name on PyPI, where ``forage`` is another project."""

@@ -281,35 +281,6 @@ def test_importing_records_loads_neither_torch_nor_tensorboard() -> None:
     assert shown.stdout.split() == ["False", "False"]
 
 
-FIXTURES = Path(__file__).parent / "fixtures"
-
-
-def test_episode_files_from_before_turns_recorded_their_calls_are_still_read() -> None:
-    """A file written when a turn held one search's passages, failure and seconds by themselves."""
-    records = list(read_episodes(FIXTURES / "episodes_before_calls.jsonl"))
-    found, failed, refused, engine_failed = [record.episode for record in records]
-    assert [record.arm for record in records] == [None, None, None, "greedy"]
-    assert records[0].tokenizer is not None
-    searched, answered = found.turns
-    assert searched.calls == (search_call(["x"], ("p1", "p2"), None, 2.0),)
-    assert (searched.passage_ids_K, searched.search_s, searched.generate_s) == (
-        ("p1", "p2"),
-        2.0,
-        0.1,
-    )
-    assert answered.calls == ()
-    assert found.segments[1].logprobs_T == (-0.1, -1 / 3)
-    assert found.reward == Reward(0.7, {"em": 1.0, "f1": 0.1 + 0.2})
-    assert failed.turns[0].search_failure is FailureKind.TIMEOUT
-    assert failed.reward == Reward(0.0, {"em": 0.0}, FailureKind.REFUSED)
-    nothing_found, never_run = refused.turns
-    assert nothing_found.calls == (search_call(["Rome\nTiber"], seconds=0.5),)
-    assert never_run.calls == ()
-    assert (refused.num_searches, engine_failed.turns) == (1, ())
-    for episode in (found, failed, refused, engine_failed):
-        assert round_trip(episode) == episode
-
-
 def test_the_calls_of_a_turn_come_back_with_arguments_results_and_failure() -> None:
     call = ToolCall("sum", {"of": [1, 2.5], "note": "é", "deep": {"a": None}}, ("a",), None, 0.25)
     failed = ToolCall("page", {"url": "x"}, (), FailureKind.RAISED, 1.5)

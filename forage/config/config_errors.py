@@ -1,7 +1,6 @@
-"""A wrong setting, told to who wrote it: which key, which value, and the nearest key there is.
+"""Explains a wrong setting: which key, which value, and the nearest valid key.
 
-``run_config.py`` calls ``explain`` where pydantic refused a tree of settings. Before that a recipe
-that still has a key of before is refused with the new spelling of each (``new_spellings``).
+``run_config.py`` calls ``explain`` when pydantic refuses a tree of settings.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from forage.config.config_file import leaves
 from forage.config.settings_text import all_paths
 from forage.errors import did_you_mean
 from forage.settings import IMPORT_PATH, kinds_of, models_at
@@ -126,75 +124,3 @@ def _hint(root: type[BaseModel], place: _Place) -> str:
         for key in difflib.get_close_matches(name, own, n=1, cutoff=0.7)
     ]
     return f"; did you mean {close[0]}?" if close else did_you_mean(place.path, keys, cutoff=0.6)
-
-
-# Keys that recipes once had. Delete a line when nobody is left who could have such a recipe.
-def _moved(section: str, into: str, keys: str) -> dict[str, str]:
-    return {f"{section}.{key}": f"{section}.{into}.{key}" for key in keys.split()}
-
-
-_RENAMED = {
-    **_moved("algorithm", "advantage", "normalise_by_std discount gae_lambda whiten critic"),
-    "algorithm.baseline": "algorithm.advantage.baseline.kind",
-    "algorithm.baseline_decay": "algorithm.advantage.baseline.decay",
-    "algorithm.pass_k": "algorithm.advantage.k",
-    "algorithm.turns.discount": "algorithm.advantage.turn_discount",
-    "algorithm.turns.retrieval_bonus": "algorithm.advantage.retrieval_bonus",
-    "algorithm.turns.search_cost": "algorithm.advantage.search_cost",
-    "algorithm.clip_low": "algorithm.loss.low",
-    "algorithm.clip_high": "algorithm.loss.high",
-    **_moved("algorithm", "loss", "dual_clip"),
-    "algorithm.constant_tokens": "algorithm.aggregate.tokens",
-    **_moved("algorithm.kl", "adaptive", "target horizon"),
-    **_moved("algorithm.correction", "weights", "level low high normalise"),
-    "algorithm.correction.reject_low": "algorithm.correction.reject.low",
-    "algorithm.correction.reject_high": "algorithm.correction.reject.high",
-    "sentinel.action": "sentinel.kind",
-    **_moved("warm_start", "source", "episodes select poor_share single_passage_share"),
-    **_moved("warm_start", "optimizer", "matrix_learning_rate"),
-    **_moved("placement", "engine", "tensor_parallel offload"),
-}
-_OFF = {
-    ("algorithm.kl.coefficient", 0): "algorithm.kl",
-    ("algorithm.likelihood_protection.coefficient", 0): "algorithm.likelihood_protection",
-    ("algorithm.overlong.max_tokens", None): "algorithm.overlong",
-    ("algorithm.dynamic_sampling.is_enabled", False): "algorithm.dynamic_sampling",
-    ("algorithm.correction.weights", "none"): "algorithm.correction.weights",
-    ("algorithm.correction.reject", "none"): "algorithm.correction.reject",
-    ("algorithm.kl.target", None): "algorithm.kl.adaptive",
-    ("sentinel.action", "off"): "sentinel",
-    ("sentinel.action", False): "sentinel",  # YAML reads a bare off as false
-}
-_LEVELS = ("token", "sequence", "geometric")
-
-
-def new_spellings(tree: dict[str, Any]) -> list[str]:
-    """``old: value -> new: value`` for each key of ``tree`` that is spelt otherwise now."""
-    return [
-        f"{path}: {_shown(value)}  ->  {new}"
-        for path, value in leaves(tree)
-        if (new := _new_spelling(path, value)) is not None
-    ]
-
-
-def _new_spelling(path: str, value: Any) -> str | None:
-    # A list of sections, or something of the user's own, cannot be looked up.
-    is_plain = value is None or isinstance(value, str | int | float)
-    if is_plain and (path, value) in _OFF:
-        return f"{_OFF[path, value]}: null"
-    if path == "algorithm.dynamic_sampling.is_enabled":
-        return "algorithm.dynamic_sampling: {}"
-    if path == "algorithm.correction.reject" and value in _LEVELS:
-        return f"algorithm.correction.reject.level: {value}"
-    if path == "warm_start.episodes":
-        more = "warm_start.source.kind: recorded, "
-        return f"{more}warm_start.source.episodes: {_shown(value)}"
-    for old, new in _RENAMED.items():
-        if path == old or path.startswith(f"{old}."):
-            return f"{new}{path.removeprefix(old)}: {_shown(value)}"
-    return None
-
-
-def _shown(value: Any) -> str:
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)

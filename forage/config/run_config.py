@@ -15,7 +15,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from forage.config.algorithm_config import AlgorithmConfig
-from forage.config.config_errors import explain, new_spellings
+from forage.config.config_errors import explain
 from forage.config.config_file import apply_override, read_tree
 from forage.config.data_config import DataConfig
 from forage.config.environment_config import EnvironmentConfig
@@ -207,11 +207,6 @@ def build_config(
         tree = {key: value for key, value in tree.items() if key != "note"}
     for override in overrides:
         tree = apply_override(tree, override, (RunConfig,))
-    if old := new_spellings(tree):
-        raise UserError(
-            f"{source}: some keys are spelt otherwise now; write (see forage settings):\n  "
-            + "\n  ".join(old)
-        )
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:

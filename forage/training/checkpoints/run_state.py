@@ -16,7 +16,7 @@ STATE = "state.json"
 class RunState:
     """A run's progress and identity, as stored in a checkpoint.
 
-    Fields that an older checkpoint lacks are None or empty, and are not compared.
+    An empty checksum or id is not compared.
     """
 
     num_steps_done: int
@@ -83,7 +83,7 @@ def read_state(checkpoint: Path) -> RunState:
     """Reads the run's state from a checkpoint; raises ``DamagedCheckpointError``."""
     try:
         row = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-        return RunState(**{f.name: row[f.name] for f in fields(RunState) if f.name in row})
+        return RunState(**{f.name: row[f.name] for f in fields(RunState)})
     except Exception as error:  # readers raise all kinds of errors for a damaged file
         raise damaged(checkpoint, error) from error
 

@@ -18,7 +18,6 @@ OWN = RunState(
     base="04be",
     replayed="c0de",
 )
-OLD = RunState(4, 3, {"metrics.jsonl": 7}, 0.5, "settings")
 
 
 @pytest.mark.parametrize(
@@ -38,14 +37,6 @@ def test_a_checkpoint_of_another_run_or_model_is_refused(
     """One with the same names and shapes was taken: its tokens then stood for other text."""
     with pytest.raises(UserError, match=message):
         replace(OWN, **change).check_same_run(OWN, tmp_path)
-
-
-def test_what_an_older_checkpoint_does_not_say_is_not_compared(tmp_path: Path):
-    row = {name: asdict(OLD)[name] for name in ("num_steps_done", "seed", "record_offsets")}
-    (tmp_path / STATE).write_text(json.dumps(row | {"baseline": 0.5, "settings": "settings"}))
-    assert read_state(tmp_path) == OLD
-    OLD.check_same_run(OWN, tmp_path)
-    OWN.check_same_run(OLD, tmp_path)
 
 
 def test_a_state_is_read_as_it_was_written_and_what_a_newer_one_adds_is_left_out(tmp_path: Path):
