@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
+
+from cachetools import LRUCache
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -19,9 +20,12 @@ class LruCache(Generic[K, V]):
 
     def __init__(self, max_values: float, max_bytes: int = CACHE_BYTES) -> None:
         """0 of either keeps nothing."""
-        self._max_values, self._max_bytes = max_values, max_bytes
-        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self.num_bytes = 0
+        self._max_values = max_values
+        self._entries: LRUCache[K, tuple[V, int]] = LRUCache(max_bytes, lambda entry: entry[1])
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._entries.currsize)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -29,28 +33,19 @@ class LruCache(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """The value of ``key``, now the most recently used, or None."""
         entry = self._entries.get(key)
-        if entry is None:
-            return None
-        self._entries.move_to_end(key)
-        return entry[0]
+        return None if entry is None else entry[0]
 
     def put(self, key: K, value: V, num_bytes: int | None = None) -> None:
-        """Remember ``value``; those used least recently make room.
+        """Stores ``value``, which replaces the least recently used ones if there is no room.
 
-        ``num_bytes``: ``memory_of((key, value))`` where the caller has it already.
+        ``num_bytes``: ``memory_of((key, value))`` if the caller has it already.
         """
-        self._drop(key)
+        self._entries.pop(key, None)
         num_bytes = memory_of((key, value)) if num_bytes is None else num_bytes
-        if num_bytes > self._max_bytes:
-            return
-        self._entries[key] = value, num_bytes
-        self.num_bytes += num_bytes
-        while len(self._entries) > self._max_values or self.num_bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
-
-    def _drop(self, key: K) -> None:
-        if key in self._entries:
-            self.num_bytes -= self._entries.pop(key)[1]
+        if num_bytes <= self._entries.maxsize:
+            self._entries[key] = value, num_bytes
+        while len(self._entries) > self._max_values:
+            self._entries.popitem()
 
 
 def memory_of(value: object) -> int:
