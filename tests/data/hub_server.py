@@ -12,7 +12,7 @@ from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-COMMIT = "0123abcd"
+COMMIT = "0123abcd" * 5
 
 
 @dataclass
@@ -31,6 +31,8 @@ class Hub:
     """Contents that the listing speaks of, where they are not those that are sent."""
     page_size: int = 1000
     ranges: list[str | None] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
+    """The headers ``Authorization`` of all requests."""
 
     def __enter__(self) -> Self:
         hub = self
@@ -57,6 +59,7 @@ class Hub:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         path, _, query = request.path.partition("?")
+        self.tokens.add(request.headers.get("Authorization"))
         if path.startswith("/api/"):
             self._answer_api(request, path, query)
         elif path.startswith("/datasets/") or path.startswith("/file/"):
@@ -66,7 +69,7 @@ class Hub:
 
     def _answer_api(self, request: BaseHTTPRequestHandler, path: str, query: str) -> None:
         if "/revision/" in path:
-            _send_json(request, {"sha": COMMIT})
+            _send_json(request, {"id": "owner/name", "sha": COMMIT})
             return
         entries = [{"type": "directory", "path": "folder", "oid": "0"}]
         entries += [self._entry(name, content) for name, content in self.files.items()]
@@ -82,13 +85,18 @@ class Hub:
         oid = sha1(b"blob %d\0" % len(content) + content).hexdigest()
         entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": oid}
         if name not in self.plain:
-            entry["lfs"] = {"oid": sha256(content).hexdigest(), "size": len(content)}
+            entry["lfs"] = {
+                "oid": sha256(content).hexdigest(),
+                "size": len(content),
+                "pointerSize": 100,
+            }
         return entry
 
     def _answer_file(self, request: BaseHTTPRequestHandler, name: str) -> None:
         content = self.files[name]
         if request.command == "HEAD":
-            _send(request, 200, content)
+            etag = self._entry(name, content)["oid"]
+            _send(request, 200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
             return
         asked = request.headers.get("Range")
         self.ranges.append(asked)

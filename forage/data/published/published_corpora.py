@@ -1,44 +1,53 @@
-"""``forage data corpus``: downloads the published corpora and indexes from the hub or a URL.
+"""``forage data corpus``: the published corpora and their indexes, from the hub or by address.
 
-The hub lists a repository's files with lengths and hashes, at one recorded revision;
-``download.py`` downloads them. ``forage index`` reads the corpus as published (gzip too).
+``huggingface_hub`` downloads them at one revision that is written down; every file is compared with
+its published checksum here, and the pieces of a file are joined. ``forage index`` reads the corpus
+as it is published (gzip too).
 """
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
 import logging
+import os
 import re
-import urllib.error
+import shutil
 import urllib.parse
-import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from forage.data.published.download import Piece, download
+from forage.disk.disk_failures import remedy_for
+from forage.disk.whole_writes import write_whole_text
 from forage.errors import UserError
-from forage.progress import progress_bar
-from forage.records import write_whole_text
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
 
 LOG = logging.getLogger(__name__)
 
-HUB = "https://huggingface.co"
 SOURCE_FILE = "source.json"
 
-_TIMEOUT_S = 30.0
-_BYTES_PER_STEP = 10**6
-# Pieces of one file, named like those of `split`: part_aa, part_ab, ... or name.part_aa.
+_BLOCK_BYTES = 2**24
+_UNFINISHED = ".download"
+# Pieces of one file as `split` names them: part_aa, part_ab, ... or name.part_aa.
 _PIECE = re.compile(r"^(?P<whole>.*?)[._-]?part[._-]?[a-z]{2}$")
 _NO_DATA = (".gitattributes", ".gitignore", "README.md")
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A hub repository, and the name of the file to join its pieces into, if it has pieces.
+    """A hub repository, and the name of the file that its pieces make up, where it has pieces.
 
-    ``gigabytes`` is the published size, for plans, which contact no server; None if unknown.
+    ``gigabytes`` is the published size, for plans, which ask no server; None where none is known.
     """
 
     hub_id: str
@@ -58,64 +67,112 @@ CORPORA = {
 def fetch(
     name: str, out: Path, hub: str | None, revision: str | None, sha256: str | None
 ) -> list[Path]:
-    """Downloads every file of a published corpus, or the file at a URL, into ``out``.
+    """Downloads every file of a published corpus, or the file at an address, into ``out``.
 
-    The commit of ``revision`` is written to ``source.json``, and a resumed download reuses it, so
+    ``source.json`` records the commit of ``revision``, and a resumed download uses it again, so
     that a change on the hub cannot mix two versions. Raises ``UserError``.
     """
     if name.startswith(("http://", "https://")):
         if hub or revision:
-            raise UserError("--hub and --revision apply to a corpus by name, not to an address")
-        files = _file_at(name, sha256 or "")
+            raise UserError("--hub and --revision are for a corpus by name, not for an address")
+        paths = [_fetch_address(name, out, sha256 or "")]
     else:
         if sha256:
             raise UserError("--sha256 is for an address; a corpus by name has its own checksums")
         corpus = CORPORA.get(name)
         if corpus is None:
-            raise UserError(f"there is no corpus {name!r}; choose one of {', '.join(CORPORA)}")
-        hub = (hub or HUB).rstrip("/")
-        try:
-            commit = _commit(corpus.hub_id, out, hub, revision or "main")
-            files = _listing(corpus, hub, commit)
-        except (KeyError, TypeError, AttributeError) as error:  # from the replies: see _ask
-            raise UserError(
-                f"{hub} does not answer like the hub ({error!r}); name another mirror with --hub"
-            ) from error
-    paths = _fetch(files, out, Path(name).name)
+            raise UserError(f"there is no corpus {name!r}; there are {', '.join(CORPORA)}")
+        paths = _fetch_corpus(corpus, out, hub, revision or "main")
     LOG.info("complete and verified: %s", ", ".join(map(str, paths)))
     return paths
 
 
-def _file_at(address: str, sha256: str) -> dict[str, list[Piece]]:
+def _fetch_address(address: str, out: Path, sha256: str) -> Path:
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise UserError(f"--sha256 is {sha256!r}; the 64 hexadecimal digits of the file are needed")
     try:
-        name = Path(urllib.parse.urlsplit(address).path).name
+        parts = urllib.parse.urlsplit(address)
+        name = "" if parts.port == 0 else Path(parts.path).name  # a port that is no number raises
     except ValueError:
         name = ""
     if not name:
-        raise UserError(f"{address} is not the address of a file; write http(s)://host/path/name")
-    return {name: [Piece(address, _length(address), sha256)]}
+        raise UserError(f"{address} is no address of a file; write http(s)://host/path/name")
+    from huggingface_hub.file_download import http_get
+
+    target, partial = out / name, out / f"{name}.partial"
+    if target.exists():
+        if _digest(target, hashlib.sha256()) != sha256:
+            raise UserError(f"{target} is another file; move it away, or choose another --out")
+        return target
+    with _download_failures(address, partial):
+        out.mkdir(parents=True, exist_ok=True)
+        if not (partial.exists() and _digest(partial, hashlib.sha256()) == sha256):
+            with partial.open("ab") as file:
+                http_get(address, file, resume_size=file.tell())
+    _verify(partial, hashlib.sha256(), sha256, address)
+    partial.replace(target)
+    return target
 
 
-def _fetch(files: dict[str, list[Piece]], out: Path, label: str) -> list[Path]:
-    total = sum(piece.num_bytes for pieces in files.values() for piece in pieces)
-    done = 0
-    with progress_bar(f"{label} (MB)", -(-total // _BYTES_PER_STEP)) as bar:
+def _fetch_corpus(corpus: Published, out: Path, hub: str | None, revision: str) -> list[Path]:
+    from huggingface_hub import HfApi, snapshot_download
 
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            bar.progress.update(bar.task, completed=done / _BYTES_PER_STEP)
-
-        for name, pieces in files.items():
-            bar.progress.update(bar.task, note=name)
-            download(pieces, out / name, on_bytes)
+    api, unfinished = HfApi(endpoint=hub), out / _UNFINISHED
+    where = f"{api.endpoint}/datasets/{corpus.hub_id}"
+    with _download_failures(where, unfinished):
+        commit = _commit(corpus.hub_id, out, api, revision)
+        files = _listing(corpus, api, commit)
+        absent = {
+            name: pieces for name, pieces in files.items() if not _is_there(out / name, pieces)
+        }
+        wanted = [
+            piece
+            for name, pieces in absent.items()
+            for piece, end in zip(pieces, accumulate(each.size for each in pieces), strict=True)
+            if _size(unfinished / f"{name}.joined") < end
+        ]
+        _check_room(out, sum(piece.size for piece in wanted))
+        if wanted:
+            snapshot_download(
+                corpus.hub_id,
+                repo_type="dataset",
+                revision=commit,
+                local_dir=unfinished,
+                allow_patterns=[glob.escape(piece.path) for piece in wanted],
+                endpoint=hub,
+            )
+        for piece in wanted:
+            digest, published = hashlib.sha1(b"blob %d\0" % piece.size), piece.blob_id
+            if piece.lfs is not None:
+                digest, published = hashlib.sha256(), piece.lfs.sha256
+            _verify(unfinished / piece.path, digest, published, f"{where}: {piece.path}")
+        for name, pieces in absent.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            _join(pieces, unfinished, name).replace(out / name)
+    shutil.rmtree(unfinished, ignore_errors=True)
     return [out / name for name in files]
 
 
-def _commit(hub_id: str, out: Path, hub: str, revision: str) -> str:
-    """The commit to download: that of an earlier, unfinished download, or else the hub's answer."""
+def _join(pieces: Sequence[RepoFile], folder: Path, name: str) -> Path:
+    """Joins verified pieces and deletes each; after a kill it continues with the same piece."""
+    if len(pieces) == 1:
+        return folder / pieces[0].path
+    joined, start = folder / f"{name}.joined", 0
+    with joined.open("ab") as file:
+        for piece in pieces:
+            if file.tell() < start + piece.size:
+                file.truncate(start)
+                with (folder / piece.path).open("rb") as part:
+                    shutil.copyfileobj(part, file, _BLOCK_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+                (folder / piece.path).unlink()
+            start += piece.size
+    return joined
+
+
+def _commit(hub_id: str, out: Path, api: HfApi, revision: str) -> str:
+    """The commit to download: that of an earlier, unfinished download, or the hub's answer."""
     source_file = out / SOURCE_FILE
     if source_file.exists():
         try:
@@ -123,43 +180,41 @@ def _commit(hub_id: str, out: Path, hub: str, revision: str) -> str:
             there, its_revision, commit = (source[key] for key in ("hub_id", "revision", "commit"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{source_file} does not say what {out} contains ({error}); choose another --out, "
-                "or remove that file: the existing files are then compared with the newest commit"
+                f"{source_file} does not say what {out} holds ({error}); choose another --out, or "
+                "remove that file: what lies there is then compared with the newest commit"
             ) from error
         if (there, its_revision) != (hub_id, revision):
             raise UserError(
-                f"{out} contains {there} at {its_revision}, not {hub_id} at {revision}; choose "
+                f"{out} holds {there} at {its_revision}, not {hub_id} at {revision}; choose "
                 "another --out"
             )
         LOG.info("%s at commit %s, as before", hub_id, commit)
         return commit
-    answer, _ = _ask(f"{hub}/api/datasets/{hub_id}/revision/{revision}")
-    commit = answer["sha"]
-    source = {"hub": hub, "hub_id": hub_id, "revision": revision, "commit": commit}
+    commit = api.dataset_info(hub_id, revision=revision).sha
+    if commit is None:
+        raise UserError(f"{api.endpoint} does not answer as the hub does; name another with --hub")
+    source = {"hub": api.endpoint, "hub_id": hub_id, "revision": revision, "commit": commit}
     write_whole_text(source_file, json.dumps(source, indent=1) + "\n")
     return commit
 
 
-def _listing(corpus: Published, hub: str, commit: str) -> dict[str, list[Piece]]:
-    """The pieces of each file, from the hub's file list of the repository."""
+def _listing(corpus: Published, api: HfApi, commit: str) -> dict[str, list[RepoFile]]:
+    """The pieces of each file, from the hub's list of the repository."""
+    from huggingface_hub.hf_api import RepoFile
+
     hub_id = corpus.hub_id
-    entries: list[dict[str, Any]] = []
-    page: str | None = f"{hub}/api/datasets/{hub_id}/tree/{commit}?recursive=true"
-    while page:
-        rows, page = _ask(page)
-        entries += rows
-    files: dict[str, list[Piece]] = {}
-    for entry in sorted(entries, key=lambda entry: entry["path"]):
-        path = entry["path"]
-        if entry["type"] != "file" or path in _NO_DATA:
+    entries = api.list_repo_tree(hub_id, recursive=True, revision=commit, repo_type="dataset")
+    listed = [entry for entry in entries if isinstance(entry, RepoFile)]
+    files: dict[str, list[RepoFile]] = {}
+    for entry in sorted(listed, key=lambda entry: entry.path):
+        path = entry.path
+        if path in _NO_DATA:
             continue
         if ".." in Path(path).parts or path.startswith("/"):
             raise UserError(f"{hub_id} lists a file outside its own folder: {path!r}")
-        url = f"{hub}/datasets/{hub_id}/resolve/{commit}/{urllib.parse.quote(path)}"
-        checksum = {"sha256": entry["lfs"]["oid"]} if "lfs" in entry else {"sha1": entry["oid"]}
-        files.setdefault(_whole(path, corpus), []).append(Piece(url, entry["size"], **checksum))
+        files.setdefault(_whole(path, corpus), []).append(entry)
     if not files:
-        raise UserError(f"{hub_id} at {commit} contains no files; check --revision")
+        raise UserError(f"{hub_id} at {commit} holds no file; is --revision right?")
     return files
 
 
@@ -169,29 +224,64 @@ def _whole(path: str, corpus: Published) -> str:
     return path if piece is None else piece["whole"] or corpus.whole or "whole"
 
 
-def _ask(url: str) -> tuple[Any, str | None]:
-    """The hub's parsed answer, unchecked, and the URL of its next page if there is one."""
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:
-            more = re.search(r'<([^>]+)>;\s*rel="next"', reply.headers.get("Link") or "")
-            return json.load(reply), more[1] if more else None
-    except urllib.error.HTTPError as error:
-        raise UserError(f"{url}: the hub answers {error.code} {error.reason}") from error
-    except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
+def _is_there(target: Path, pieces: Sequence[RepoFile]) -> bool:
+    num_bytes = sum(piece.size for piece in pieces)
+    if target.exists() and target.stat().st_size != num_bytes:
         raise UserError(
-            f"cannot query {url}: {reason}; if the hub cannot be reached, name a mirror with "
-            "--hub, or fetch the files otherwise and run: forage index --corpus FILE"
-        ) from error
+            f"{target} is there with {target.stat().st_size:,} bytes, but {num_bytes:,} are "
+            "published; move it away, or choose another --out"
+        )
+    return target.exists()
 
 
-def _length(address: str) -> int:
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _check_room(out: Path, num_bytes: int) -> None:
+    num_received = sum(path.stat().st_size for path in (out / _UNFINISHED).rglob("*.incomplete"))
+    num_free = shutil.disk_usage(out).free
+    if num_bytes - num_received > num_free:
+        raise UserError(
+            f"{out} has {num_free / 1e9:.1f} GB free, {(num_bytes - num_received) / 1e9:.1f} GB "
+            "are still to come; make room, or choose another --out"
+        )
+
+
+def _digest(path: Path, digest: Hash) -> str:
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _verify(path: Path, digest: Hash, published: str, source: str) -> None:
+    """Raises ``UserError`` and removes the file if its checksum is not the published one."""
+    found = _digest(path, digest)
+    if found != published:
+        path.unlink()
+        raise UserError(
+            f"{source}: its checksum is {found}, published is {published}; it was removed: run "
+            "the same command again, or distrust the mirror"
+        )
+
+
+@contextmanager
+def _download_failures(source: str, kept: Path) -> Iterator[None]:
+    """An error of the network, of the hub or of the disk becomes a ``UserError``."""
     try:
-        request = urllib.request.Request(address, method="HEAD")
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
-            length = reply.headers.get("Content-Length")
-    except (OSError, ValueError, HTTPException) as error:
-        raise UserError(f"cannot reach {address}: {error}") from error
-    if length is None:
-        raise UserError(f"{address}: the server does not report the file's length")
-    return int(length)
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the packages of the hub have no common base
+        if isinstance(error, OSError) and error.filename is not None:
+            raise UserError(
+                f"cannot write {kept}: {error.strerror}; {remedy_for(error)}"
+            ) from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"cannot download {source}: {reason}; received "
+            f"bytes are kept in {kept}: run the same command again. If the hub cannot be reached, "
+            "name a mirror with --hub, or download the files on another machine and give them to: "
+            "forage index --corpus FILE"
+        ) from error
