@@ -135,7 +135,8 @@ class HttpSender:
     async def send(self, request: HttpRequest, timeout_s: float) -> HttpReply | RemoteFailure:
         """Send once: the reply, or why there is none."""
         try:
-            async with self._open_session().request(
+            session = self._session or self._open_session()
+            async with session.request(
                 request.method,
                 request.url,
                 headers=request.headers,
@@ -203,15 +204,14 @@ class HttpSender:
         return " ".join(shown.split())[:_MAX_DETAIL_CHARS]
 
     def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            key = self._bearer
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=self._max_connections, keepalive_timeout=self._keepalive_s
-                ),
-                headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else None,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
+        key = self._bearer
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=self._max_connections, keepalive_timeout=self._keepalive_s
+            ),
+            headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else None,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
         return self._session
 
 

@@ -129,7 +129,7 @@ class SearchClient:
             self._num_cache_hits += 1
             return SearchReply(hits)
         started = time.perf_counter()
-        reply = await self._ask(query)
+        reply = await self._reply_to(query)
         self._seconds += time.perf_counter() - started
         if reply.failure is not None:
             self._failures[reply.failure] += 1
@@ -188,8 +188,12 @@ class SearchClient:
         self._queue.clear()
         await self._dispatcher.close()
 
-    async def _ask(self, query: str) -> SearchReply:
-        """Join the query if it is on its way already, else queue it; wait at most the deadline."""
+    async def _reply_to(self, query: str) -> SearchReply:
+        """Joins the query if it is already on its way, or queues it; waits until the deadline.
+
+        The queue is sent on the loop's next round, so that what is asked in this one travels
+        together.
+        """
         if self._is_closed:
             return _failed(FailureKind.CLOSED, "the client is closed")
         loop = asyncio.get_running_loop()
@@ -199,19 +203,15 @@ class SearchClient:
             pending = _Pending(query, loop.create_future(), deadline)
             self._pending[query] = pending
             self._queue.append(pending)
-            self._schedule_flush()
+            if not self._is_flush_due:
+                self._is_flush_due = True
+                loop.call_soon(self._flush)
         pending.deadline = deadline
         # wait() leaves the shared future alone when this caller is cancelled or out of time.
         await asyncio.wait([pending.reply], timeout=deadline - loop.time())
         if pending.reply.done():
             return pending.reply.result()
         return _failed(FailureKind.TIMEOUT, f"no reply within {self._settings.deadline_s:g} s")
-
-    def _schedule_flush(self) -> None:
-        """Send on the loop's next round: what is asked for in this one travels together."""
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False
@@ -227,7 +227,7 @@ class SearchClient:
                 else:
                     batch.append(pending)
             if batch:
-                task = asyncio.create_task(self._send(batch))
+                task = asyncio.create_task(self._search_batch(batch))
                 self._requests.add(task)
                 task.add_done_callback(partial(self._request_ended, batch))
 
@@ -243,10 +243,10 @@ class SearchClient:
         if self._queue and not self._is_closed:
             self._flush()
 
-    async def _send(self, batch: Sequence[_Pending]) -> None:
-        """Get replies for a batch; one that the server refuses for good is halved.
+    async def _search_batch(self, batch: Sequence[_Pending]) -> None:
+        """Gets replies for a batch; one that the server refuses for good is halved.
 
-        It is asked for until the first deadline in it; who has more time is asked for again.
+        It is tried until the first deadline in it; queries with more time are tried again.
         """
         loop, spare_s = asyncio.get_running_loop(), _SPARE * self._settings.deadline_s
         deadline = min(pending.deadline for pending in batch)
@@ -260,8 +260,8 @@ class SearchClient:
         elif blame_of(outcome) is Blame.REQUEST and len(batch) > 1:
             # One query that the server will not have must not fail those that travel with it.
             half = len(batch) // 2
-            await self._send(batch[:half])
-            await self._send(batch[half:])
+            await self._search_batch(batch[:half])
+            await self._search_batch(batch[half:])
         else:
             is_for_want_of_time = loop.time() > deadline - spare_s
             again: list[_Pending] = []
@@ -271,7 +271,7 @@ class SearchClient:
                 else:
                     self._settle(pending, _failed(outcome.kind, outcome.detail))
             if again:
-                await self._send(again)
+                await self._search_batch(again)
 
     def _settle(self, pending: _Pending, reply: SearchReply) -> None:
         self._pending.pop(pending.query, None)

@@ -87,18 +87,20 @@ class Dispatcher:
         """The hits of each query, or why there are none, by ``deadline`` (the loop's time)."""
         topk = self._settings.num_asked
         read = partial(read_reply, num_queries=len(queries), topk=topk)
-        return await self._ask(_RETRIEVE, _request(queries, topk), read, deadline)
+        texts = [replace_surrogates(query) for query in queries]
+        request = RetrieveRequest(queries=texts, topk=topk, return_scores=True)
+        return await self._try_servers(_RETRIEVE, request, read, deadline)
 
     async def open_page(
         self, request: AccessRequest, deadline: float
     ) -> PageText | RemoteFailure | None:
         """The page, None where there is none, or why nobody knows, by ``deadline``."""
-        return await self._ask("/access", request, read_page, deadline)
+        return await self._try_servers("/access", request, read_page, deadline)
 
-    async def _ask(
+    async def _try_servers(
         self, path: str, request: Shape, read: Callable[[bytes], T], deadline: float
     ) -> T | RemoteFailure:
-        """What one of the servers replies, tried as often as settings and time allow."""
+        """The reply of one of the servers, tried as often as settings and time allow."""
         loop = asyncio.get_running_loop()
         failed: set[Server] = set()
         refusing: set[Server] = set()
@@ -113,7 +115,7 @@ class Dispatcher:
                 return replace(last or (late if server else self._ejected()), may_pass=False)
             self.num_retries += tries > 0
             self.num_failovers += tries > 0 and server not in failed
-            outcome, blame = await self._send(server, path, request, read, timeout_s)
+            outcome, blame = await self._try_server(server, path, request, read, timeout_s)
             if not isinstance(outcome, RemoteFailure):
                 return outcome
             failed.add(server)
@@ -191,7 +193,7 @@ class Dispatcher:
                 return None
             await self._servers.wait_for_news(wait_s)
 
-    async def _send(
+    async def _try_server(
         self,
         server: Server,
         path: str,
@@ -199,7 +201,7 @@ class Dispatcher:
         read: Callable[[bytes], T],
         timeout_s: float,
     ) -> tuple[T | RemoteFailure, Blame | None]:
-        """One request, and where the reason lies if it failed; the server's circuit is told."""
+        """One request, and what to blame if it failed; updates the server's circuit."""
         self.num_requests += 1
         with self._servers.request_to(server) as is_probe:
             outcome = await self._post(server, path, request, read, timeout_s)
@@ -252,7 +254,7 @@ class Dispatcher:
         # no /readyz, and shows that it is up by searching.
         queries = [] if isinstance(reply, HttpReply) else ["ready"]
         read = partial(read_reply, num_queries=len(queries), topk=1)
-        request = _request(queries, topk=1)
+        request = RetrieveRequest(queries=queries, topk=1, return_scores=True)
         outcome = await self._post(server, _RETRIEVE, request, read, self._settings.timeout_s)
         if not isinstance(outcome, RemoteFailure):
             server.breaker.succeed()  # whatever it did before, it is back
@@ -268,11 +270,6 @@ class Dispatcher:
         addresses = ", ".join(server.url for server in self._servers)
         detail = f"every server failed too often and is left alone for now: {addresses}"
         return RemoteFailure(FailureKind.UNAVAILABLE, detail)
-
-
-def _request(queries: Sequence[str], topk: int) -> RetrieveRequest:
-    texts = [replace_surrogates(query) for query in queries]
-    return RetrieveRequest(queries=texts, topk=topk, return_scores=True)
 
 
 def _read_served(body: bytes) -> Served | None:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 
 from yarl import URL
 
@@ -45,33 +46,28 @@ class Breaker:
         self._jitter = jitter
         self._num_failures = 0
         self._num_ejections = 0
-        self._is_open = False
+        self.is_open = False
         self._is_probed = False
         self._open_until = 0.0
 
-    @property
-    def is_closed(self) -> bool:
-        return not self._is_open
-
-    def allows(self, now: float) -> bool:
-        """Whether a request may be sent: always when closed, one at a time when half open."""
-        return self.wait_s(now) == 0
-
     def wait_s(self, now: float) -> float | None:
-        """Seconds until a request may be sent; None where that depends on the probe's outcome."""
-        if self._is_open and self._is_probed:
+        """Seconds until a request may be sent; None if that depends on the probe's outcome.
+
+        0 when closed; when half open, for one request at a time.
+        """
+        if self.is_open and self._is_probed:
             return None
-        return max(0.0, self._open_until - now) if self._is_open else 0.0
+        return max(0.0, self._open_until - now) if self.is_open else 0.0
 
     def send(self) -> bool:
         """A request leaves; True where it is the probe."""
-        is_probe = self._is_open
+        is_probe = self.is_open
         self._is_probed = self._is_probed or is_probe
         return is_probe
 
     def succeed(self) -> None:
         """The server answered: the circuit closes."""
-        self._is_open = self._is_probed = False
+        self.is_open = self._is_probed = False
         self._num_failures = self._num_ejections = 0
 
     def abandon(self, is_probe: bool) -> None:
@@ -82,14 +78,14 @@ class Breaker:
     def fail(self, now: float, is_probe: bool) -> bool:
         """The server failed; True where that ejects it now."""
         self._num_failures += 1
-        if self._is_open and not is_probe:
+        if self.is_open and not is_probe:
             return False  # sent before the ejection: says nothing new
-        if not self._is_open and self._num_failures < FAILURES_TO_OPEN:
+        if not self.is_open and self._num_failures < FAILURES_TO_OPEN:
             return False
         ejection = min(_FIRST_EJECTION * 2**self._num_ejections, _LONGEST_EJECTION)
         self._open_until = now + ejection * self._backoff_s * self._jitter.uniform(0.75, 1.25)
         self._num_ejections += 1
-        self._is_open = True
+        self.is_open = True
         self._is_probed = False
         return True
 
@@ -126,26 +122,23 @@ class Servers:
     def pick(
         self, now: float, refusing: Collection[Server] = (), failed: Collection[Server] = ()
     ) -> Server | None:
-        """Whom to ask: never one of ``refusing``, of ``failed`` only where no other may be asked.
+        """The server to ask: never one of ``refusing``, and of ``failed`` only as a last resort.
 
-        None where every circuit is open.
+        None if every circuit is open.
         """
         allowed = [
             server
             for server in self._servers
-            if server not in refusing and server.breaker.allows(now)
+            if server not in refusing and server.breaker.wait_s(now) == 0
         ]
         fresh = [server for server in allowed if server not in failed] or allowed
         if not fresh:
             return None
         self._turn += 1
-
-        def preference(place: int) -> tuple[bool, int, int]:
-            server = fresh[place]
-            turn = (place + self._turn) % len(fresh)
-            return server.breaker.is_closed, server.num_in_flight, turn
-
-        return fresh[min(range(len(fresh)), key=preference)]
+        first = -self._turn % len(fresh)
+        in_turn = fresh[first:] + fresh[:first]
+        probed = [server for server in in_turn if server.breaker.is_open]
+        return min(probed or in_turn, key=attrgetter("num_in_flight"))
 
     def wait_s(self, now: float, refusing: Collection[Server]) -> float | None:
         """Seconds until a request may be sent to any; None where a probe under way decides."""
