@@ -32,7 +32,7 @@ class Hub:
     page_size: int = 1000
     ranges: list[str | None] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)
-    """The headers ``Authorization`` of all requests."""
+    """The headers ``Authorization`` of the requests for data sets."""
 
     def __enter__(self) -> Self:
         hub = self
@@ -59,8 +59,9 @@ class Hub:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         path, _, query = request.path.partition("?")
-        self.tokens.add(request.headers.get("Authorization"))
-        if path.startswith("/api/"):
+        if "/datasets/" in path:
+            self.tokens.add(request.headers.get("Authorization"))
+        if path.startswith("/api/datasets/"):
             self._answer_api(request, path, query)
         elif path.startswith("/datasets/") or path.startswith("/file/"):
             self._answer_file(request, path.rpartition("/")[2])

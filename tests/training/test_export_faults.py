@@ -85,7 +85,7 @@ def test_a_disk_that_fills_at_the_tokenizer_is_told_like_any_other(tmp_path: Pat
     )
     message = ended.stderr.strip().splitlines()[-1]
     assert message.startswith(f"told: cannot write {tmp_path / 'out'}: ")
-    assert message.endswith("free some space there, or choose another --out")
+    assert message.endswith("free some space there, or choose another place")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -95,7 +95,7 @@ def test_a_disk_that_fills_at_the_tokenizer_is_told_like_any_other(tmp_path: Pat
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "free some space there"),
         (
             OSError(errno.EROFS, "Read-only file system"),
-            "check that you have write permission there, or choose another --out",
+            "check that you have write permission there, or choose another place",
         ),
         (
             PermissionError(errno.EACCES, "Permission denied"),

@@ -139,6 +139,7 @@ def test_the_token_and_the_endpoint_of_the_hub_are_those_of_its_library(tmp_path
     command = ["-m", "forage", "data", "corpus", "wiki-18", "--out", str(tmp_path)]
     with Hub({"wiki-18.jsonl.gz": CORPUS}) as hub:
         settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "0"}
+        settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
         subprocess.run([sys.executable, *command], env=os.environ | settings, check=True)
         assert hub.tokens == {"Bearer hf_secret"}
     assert json.loads((tmp_path / "source.json").read_text())["hub"] == hub.url

@@ -110,7 +110,7 @@ def test_a_new_checkpoint_is_on_the_disk_before_an_older_one_goes(
         notes.append(target.name)
         return rename(path, target)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", flushed)
+    monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(Path, "rename", renamed)
     save(tmp_path, trainer, num_kept=1)
     assert notes[-3:] == ["step_000001", "checkpoints", "step_000000.old.partial"]
