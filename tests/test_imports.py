@@ -56,13 +56,15 @@ NUM_WRAPPERS = {"datasets": 2, "ray": 3, "sentence_transformers": 2}
 # sentence of justification next to it. Where a folder has shrunk, lower its number.
 LINE_BUDGETS = {
     # errors.py builds every message that names an extra, in a checkout and in an install.
-    "": 2_625,
+    "": 2_560,
     "algorithms": 2_620,
     "cluster": 1_130,
     # Model cards with their upload (model_card.py), and completion in shells.
     "commands": 4_570,
-    "config": 4_410,
-    "data": 3_690,
+    "config": 4_330,
+    "data": 3_590,
+    # Whole writes and disk errors, which five folders had each for themselves.
+    "disk": 170,
     "doors": 510,
     # Imports of transformers for types only, so that forage view needs no torch; rollout, too.
     "environment": 3_115,
@@ -71,10 +73,10 @@ LINE_BUDGETS = {
     "plan": 1_940,
     "remote": 1_390,
     # Indexes of words without numba: plain_counts.py, and the choice between the two.
-    "retrieval": 13_000,
+    "retrieval": 12_920,
     "rewards": 1_220,
     "rollout": 7_035,
-    "training": 7_920,
+    "training": 7_835,
     "viewer": 3_600,
     "watch": 1_510,
 }
