@@ -72,11 +72,13 @@ def put_folder(folder: Path, out: Path, aside: Path) -> None:
     """
     for path in [*folder.rglob("*"), folder]:
         flush(path)
-    if out.exists():
+    is_replacement = out.exists()
+    if is_replacement:
         out.rename(aside)
     folder.rename(out)
     flush(out.parent)  # the new one is on the disk before the older one is deleted
-    shutil.rmtree(aside, ignore_errors=True)
+    if is_replacement:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def flush(path: Path) -> None:
