@@ -196,7 +196,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_intact(tmp_p
     assert child.returncode == 2, err
     assert "Traceback" not in err
     assert "forage: cannot write the checkpoint" in err
-    assert "is intact. Look whether that disk is full or failing and continue with --resume" in err
+    assert "is intact. Check whether that disk is full or failing and continue with --resume" in err
     kept = latest_checkpoint(out)
     assert kept is not None
     assert [path.name for path in (out / "checkpoints").iterdir()] == [kept.name]
@@ -250,7 +250,7 @@ def test_a_disk_that_becomes_read_only_ends_the_run_and_loses_nothing(tmp_path: 
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "Read-only file system" in ended.stderr
-    assert "is intact. See that you may write there and continue with --resume" in ended.stderr
+    assert "is intact. Check that you may write there and continue with --resume" in ended.stderr
     kept = (tmp_path / "run.kept").read_text().split()
     assert kept[0] == "step_000002"
     assert {name for name in kept if not name.endswith(".partial")} <= {

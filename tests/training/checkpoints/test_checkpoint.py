@@ -262,7 +262,7 @@ _FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from forage.errors import UserError
-from tests.training import test_checkpoint as t
+from tests.training.checkpoints import test_checkpoint as t
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run_dir, limit = Path(sys.argv[1]), int(sys.argv[2])
@@ -285,7 +285,7 @@ except UserError as error:
     [
         ("nothing", "Free some space there"),
         ("model.safetensors", "Free some space there"),
-        (OPTIMIZER, "Look whether that disk is full or failing"),
+        (OPTIMIZER, "Check whether that disk is full or failing"),
     ],
 )
 def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
