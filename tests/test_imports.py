@@ -59,8 +59,8 @@ LINE_BUDGETS = {
     "": 2_560,
     "algorithms": 2_620,
     "cluster": 1_130,
-    # Model cards with their upload (model_card.py), and completion in shells.
-    "commands": 4_570,
+    # Model cards with their upload (model_card.py), completion in shells, imports of disk/
+    "commands": 4_575,
     "config": 4_330,
     "data": 3_590,
     # Whole writes and disk errors, which five folders had each for themselves.
@@ -73,10 +73,10 @@ LINE_BUDGETS = {
     "plan": 1_940,
     "remote": 1_390,
     # Indexes of words without numba: plain_counts.py, and the choice between the two.
-    "retrieval": 12_920,
+    "retrieval": 12_925,
     "rewards": 1_220,
     "rollout": 7_035,
-    "training": 7_835,
+    "training": 7_840,
     "viewer": 3_600,
     "watch": 1_510,
 }
