@@ -250,7 +250,8 @@ def test_a_disk_that_becomes_read_only_ends_the_run_and_loses_nothing(tmp_path: 
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "Read-only file system" in ended.stderr
-    assert "is intact. Check that you have write permission there and continue with --resume" in ended.stderr
+    remedy = "Check that you have write permission there and continue with --resume"
+    assert f"is intact. {remedy}" in ended.stderr
     kept = (tmp_path / "run.kept").read_text().split()
     assert kept[0] == "step_000002"
     assert {name for name in kept if not name.endswith(".partial")} <= {
