@@ -322,7 +322,7 @@ def test_a_key_of_another_kind_is_refused_and_the_kinds_that_have_it_named(
             "algorithm.correction.weights.kind is missing; there are: truncate, clip, mask",
         ),
         ({"algorithm": {"kl": 3}}, "algorithm.kl: a section of keys is needed, or null to do"),
-        ({"algorithm": {"kl": {"form": "k1"}}}, "algorithm.kl.coefficient is missing: The factor"),
+        ({"algorithm": {"kl": {"form": "k1"}}}, "algorithm.kl.coefficient is missing: Factor"),
         ({"sentinel": False}, "the name of a kind is needed, or null to do without (got False)"),
         ({"search": {"url": 3}}, "search.url: Input should be a valid string (got 3)"),
         ({"data": {"weights": {"nq": -1}}}, "data.weights.nq: Input should be greater than"),
