@@ -115,7 +115,7 @@ def test_several_sources_are_taken_in_order(asked: list[ServeSettings]):
         ("serve x --b 1.5", "--b: Input should be less than or equal to 1"),
         ("serve x --k1=-1", "'-1' is not a number of at least 0"),
         ("serve --rerank x", "required: SOURCE"),
-        ("serve x --page-url https://w.org", "'https://w.org' lacks {title}"),
+        ("serve x --page-url https://w.org", "'https://w.org' must contain {title}"),
         ("shards", "required: KIND"),
         ("shards cut x --out y", "required: --count"),
         ("shards start --app z", "required: DIR[@RESOURCE]"),

@@ -354,7 +354,7 @@ def test_changing_any_key_changes_the_recipe_or_what_it_says(name: str, tmp_path
 @pytest.mark.parametrize("name", PROJECTS)
 def test_no_key_of_these_files_is_unknown_but_the_users_own(name: str, tmp_path: Path):
     written = convert(PROJECTS[name].write(tmp_path))
-    unknown = written.partition("# Not known")[2].partition("#\n")[0].splitlines()[1:]
+    unknown = written.partition("# Unknown and left out")[2].partition("#\n")[0].splitlines()[1:]
     assert [line for line in unknown if line.startswith("# ")] == (
         ["# my.own = 4"] if name == "search_r1" else []
     )
