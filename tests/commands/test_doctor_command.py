@@ -206,7 +206,7 @@ def test_a_server_that_gives_too_few_alternatives_for_some_recipe_is_a_warning()
         ),
         (
             PolicyServer(model_config={"logprobs_mode": "raw_logprobs"}),
-            ("its log-probabilities are raw_logprobs", "--logprobs-mode processed_logprobs"),
+            ("its logprobs_mode is raw_logprobs", "--logprobs-mode processed_logprobs"),
         ),
         (
             PolicyServer(transfer={"backend": "nccl"}),
@@ -218,7 +218,7 @@ def test_a_server_that_gives_too_few_alternatives_for_some_recipe_is_a_warning()
         ),
         (
             PolicyServer(without=frozenset({"receiver_version"})),
-            ("of version 1 or older, and this Forage needs version 3", "forage recipes --out"),
+            ("has version 1 or older, but this Forage needs version 3", "forage recipes --out"),
         ),
         (PolicyServer(is_asleep=True), ("it is paused or asleep", "then /resume")),
     ],
@@ -239,7 +239,7 @@ def test_what_a_server_lacks_is_said_with_what_to_do(
         ("/openapi.json", {"paths": None}, "it has no /inference/v1/generate"),
         ("/server_info", {"vllm_config": "ModelConfig(model=...)"}, "its reply has no vllm_config"),
         ("/server_info", {"vllm_config": None}, "its reply has no vllm_config"),
-        ("/server_info", {"vllm_config": {"model_config": []}}, "its log-probabilities are None"),
+        ("/server_info", {"vllm_config": {"model_config": []}}, "its logprobs_mode is None"),
     ],
 )
 def test_a_server_that_tells_of_itself_in_another_shape_is_said_to_lack_what_is_missing(
