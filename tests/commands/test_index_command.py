@@ -264,4 +264,4 @@ def test_text_that_cannot_be_indexed_says_what_is_needed(
 def test_an_address_is_no_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """It was looked for as a file whose name had lost a slash."""
     assert main(f"index --corpus http://127.0.0.1/c.jsonl --out {tmp_path}/i".split()) == 2
-    assert "http://127.0.0.1/c.jsonl is an address" in capsys.readouterr().err
+    assert "http://127.0.0.1/c.jsonl is a URL, but a file or directory" in capsys.readouterr().err
