@@ -88,7 +88,7 @@ def test_a_number_that_is_asked_for_holds_and_another_one_later_is_refused(tmp_p
     notes = RunNotes.open(path, {})
     notes.choose_given(steps=12, num_questions=None)
     notes.choose(num_questions=16)
-    with pytest.raises(UserError, match="has 12 of --steps, not 50"):
+    with pytest.raises(UserError, match="a run with --steps 12, not 50"):
         notes.choose_given(steps=50, num_questions=None)
     assert RunNotes.open(path, {}).chosen == {"steps": 12, "num_questions": 16}
 
@@ -103,10 +103,10 @@ def test_a_run_that_was_killed_at_once_goes_on(tmp_path: Path) -> None:
 def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     RunNotes.open(tmp_path / "run" / "real.json", {"seed": "0"}).save()
     (tmp_path / "run" / "models").mkdir()
-    with pytest.raises(UserError, match="begun with seed 0, not 1"):
+    with pytest.raises(UserError, match="started with seed 0, not 1"):
         RunNotes.open(tmp_path / "run" / "real.json", {"seed": "1"})
     (tmp_path / "mine.txt").write_text("here first")
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="exists but is not a run"):
         RunNotes.open(tmp_path / "real.json", {})
 
 

@@ -84,7 +84,7 @@ def test_episodes_of_ours_are_read_as_if_search_r1_had_asked(tmp_path: Path):
     ("row", "complaint"),
     [
         ({"output": RIGHT}, "line 1 cannot be rescored: it has no golden answers"),
-        ({"gts": ["Tiber"], "answer": "x"}, "it has the keys answer, gts; needed are text"),
+        ({"gts": ["Tiber"], "answer": "x"}, "it has the keys answer, gts, but needs text"),
         ({"output": RIGHT, "gts": []}, "it has no golden answers"),
         ({"output": 3, "gts": ["Tiber"]}, "must be strings"),
         ({"output": RIGHT, "gts": ["Tiber"], "score": "high"}, "could not convert"),
@@ -106,7 +106,9 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, text: bytes):
 
 
 def test_a_setting_that_the_rule_never_read_is_refused():
-    with pytest.raises(UserError, match="slime reads no 'format_score'; it reads score"):
+    with pytest.raises(
+        UserError, match="slime has no setting 'format_score'; its settings are score"
+    ):
         parse_settings("slime", ["format_score=0.2"])
     with pytest.raises(UserError, match="must be a number"):
         parse_settings("verl-em", ["score=much"])
@@ -133,4 +135,4 @@ def test_the_command_says_what_differs_and_writes_the_scores(
 def test_an_empty_log_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_lines(tmp_path / "log.jsonl")
     assert main(["rescore", str(path), "--rule", "rlinf"]) == 2
-    assert "holds no episode" in capsys.readouterr().err
+    assert "contains no episode" in capsys.readouterr().err

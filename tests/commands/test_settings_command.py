@@ -26,7 +26,7 @@ def test_every_key_of_every_section_and_every_kind_has_a_sentence() -> None:
             "algorithm.advantage.normalise_by_std (kind: grpo): true or false, default true\n"
             "    Divide by the standard deviation of the group's rewards.\n",
         ),
-        ("algorithm.advantage", "algorithm.advantage.kind: rloo\n    The reward less the mean of"),
+        ("algorithm.advantage", "algorithm.advantage.kind: rloo\n    The reward minus the mean of"),
         ("algorithm", "algorithm.entropy_coefficient: number from 0, default 0\n"),
         ("algorithm", "algorithm.advantage.critic.path (kind: gae): text or null, default null\n"),
         ("algorithm", "algorithm.kl: section or null, default null\n"),

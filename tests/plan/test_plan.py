@@ -266,7 +266,7 @@ def test_tensor_parallelism_of_a_model_without_a_plan_for_it_is_refused(
     shutil.copy(WARM / "tokenizer.json", tmp_path)
     ranks = {"num_ranks": 2, "tensor_parallel": 2}
     placed = {"model": {"path": str(tmp_path)}, "placement": {"trainer": ranks}}
-    refusal = "tensor_parallel is 2, and there is no plan for a model of the type granite"
+    refusal = "tensor_parallel is 2, but models of the type granite cannot be sharded"
     with pytest.raises(UserError, match=refusal):
         make_plan(small_config(questions, **placed), LAPTOP)
     make_plan(small_config(questions, placement=placed["placement"]), LAPTOP)

@@ -402,7 +402,7 @@ def test_the_critic_stands_on_the_policys_own_weights(base: Path):
             {"rank": 4, "target_modules": ["q_proj"]},
             r"have target_modules down_proj, .*, model.lora.target_modules is q_proj",
         ),
-        (None, r"is of a run with model.lora, the config is without it"),
+        (None, r"is of a run with model.lora, but the config is without it"),
     ],
 )
 def test_a_checkpoint_of_other_adapters_is_an_error_that_says_what_differs(
@@ -420,7 +420,9 @@ def test_a_checkpoint_of_a_whole_model_is_refused_by_a_run_with_adapters(
 ):
     config = run_config(base, model={"path": str(base)})
     path = save(tmp_path, build_trainer(load_policy(config.model, 0), config))
-    with pytest.raises(UserError, match="is of a run without model.lora, the config is with it"):
+    with pytest.raises(
+        UserError, match="is of a run without model.lora, but the config is with it"
+    ):
         load_checkpoint(path, new_trainer(base, {}))
 
 

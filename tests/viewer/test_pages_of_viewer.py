@@ -90,7 +90,7 @@ def test_every_logged_metric_has_a_chart_and_known_ones_their_sentence(
     assert set(re.findall(r'data-metric="([^"]*)"', text)) == logged
     assert {name for name in logged if words_of(name) is None} == set()
     assert "The reward that is maximised" in text
-    assert "Look for: rises; if it rises without em/mean" in text
+    assert "Look for: a rise; if it rises without em/mean" in text
 
 
 def test_the_words_of_a_metric_fit_its_name() -> None:

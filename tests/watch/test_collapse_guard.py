@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from forage.records import RunRecords, read_metrics
 from forage.training.checkpoints.checkpoint import checkpoints
 from forage.training.checkpoints.checkpoint_manifest import write_manifest
 from forage.training.checkpoints.remote_copies import RemoteCheckpoints
+from forage.training.checkpoints.run_state import RunState
 from forage.watch import collapse_guard
 from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed, CollapseGuard, GoBack
 
@@ -181,8 +183,8 @@ def make_copies(out: Path, url: str) -> RemoteCheckpoints:
     elsewhere = RemoteCheckpoints(url)
     make_checkpoints(out, 0, 2, 4, 6)
     for step, checkpoint in checkpoints(out).items():
-        state = {"num_steps_done": step, "seed": 0, "record_offsets": {}}
-        (checkpoint / "state.json").write_text(json.dumps(state))
+        state = RunState(num_steps_done=step, seed=0, record_offsets={})
+        (checkpoint / "state.json").write_text(json.dumps(asdict(state)))
         write_manifest(checkpoint)
         elsewhere.put(checkpoint, 9)
     return elsewhere

@@ -134,7 +134,7 @@ def test_a_chunk_without_its_size_is_refused():
         ('{"contents": "b"}', '"url" is missing'),
         ('{"url": 5, "contents": "b"}', '"url" is 5'),
         ('{"url": "b", ', "not valid JSON"),
-        ("[]", "holds a list"),
+        ("[]", "contains a list"),
     ],
 )
 def test_a_wrong_line_is_named_by_number_and_leaves_nothing_behind(

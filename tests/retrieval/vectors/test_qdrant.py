@@ -119,7 +119,7 @@ def test_equal_scores_are_ordered_by_row(tmp_path: Path):
 
 def test_a_query_that_is_not_a_number_is_an_error(built: Path):
     backend = Qdrant(collection_in(built), Numbered())
-    with pytest.raises(SourceError, match="not finite"):
+    with pytest.raises(SourceError, match="not a number"):
         backend.search(["7", "nan"], 3)
     backend.close()
 

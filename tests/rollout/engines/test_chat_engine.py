@@ -267,7 +267,7 @@ async def test_a_tokenizer_that_cannot_write_the_tags_is_refused():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
     with serving(ModelServer()) as server:
         engine = ChatEngine(connect(server)._client, Codec(tokenizer))
-        with pytest.raises(UserError, match="cannot write '<search> Rome </search>'"):
+        with pytest.raises(UserError, match="cannot encode '<search> Rome </search>'"):
             await engine.check(500)
         await engine.close()
 

@@ -112,7 +112,7 @@ def test_a_damaged_copy_is_passed_over_loudly(
     with caplog.at_level(logging.ERROR):
         run.elsewhere.bring_back(tmp_path / "other")
     assert list(checkpoints(tmp_path / "other")) == [1]
-    assert "state.json is not as it was written" in caplog.text
+    assert "state.json has changed since it was written" in caplog.text
     assert (tmp_path / "other" / RECORD).read_text() == "step 1\n"
 
 

@@ -121,7 +121,7 @@ def test_a_byte_of_the_metadata_that_is_another_is_never_a_bug(tmp_path: Path):
     [
         ("mp_rank_00_000", "tensor rank 0 is missing"),
         ("mp_rank_01_001", "tensor rank 1 is missing"),
-        ("mp_rank_0?_001", "2 tensor-parallel and 2 pipeline ranks, and there are 2 files"),
+        ("mp_rank_0?_001", "2 tensor-parallel and 2 pipeline ranks, but there are 2 files"),
     ],
 )
 def test_ranks_of_megatron(lost: str, said: str, tmp_path: Path):
@@ -179,8 +179,8 @@ def skyrl(tmp_path: Path, **changes: Any) -> Path:
         ({"model.norm.weight": None}, "the checkpoint lacks model.norm.weight, which the config"),
         ({"model.norm.bias": torch.zeros(3)}, "the checkpoint has model.norm.bias, which the conf"),
         ({"model.norm.weight": torch.zeros(3)}, r"model.norm.weight is \[3\], and .* has \[32\]"),
-        ({"other.model.embed_tokens.weight": torch.zeros(3)}, "holds 2 weights called model.embed"),
-        ({"model.embed_tokens.weight": None}, "holds 0 weights called model.embed_tokens.weight"),
+        ({"other.model.embed_tokens.weight": torch.zeros(3)}, "has 2 weights called model.embed"),
+        ({"model.embed_tokens.weight": None}, "has 0 weights called model.embed_tokens.weight"),
     ],
 )
 def test_weights_that_do_not_fit_the_config(changes: dict[str, Any], said: str, tmp_path: Path):
@@ -202,8 +202,8 @@ def with_config(kind: str, tmp_path: Path, **changes: Any) -> str:
     ("changes", "said"),
     [
         ({"vocab_size": 900}, r"word_embeddings.weight has \d+ rows, .* vocab_size is 900"),
-        ({"vocab_size": 290}, "go up to 299, and the model has 290 rows"),
-        ({"num_key_value_heads": 4}, "linear_qkv.weight has 128 rows, and the config's heads make"),
+        ({"vocab_size": 290}, "go up to 299, but the model has 290 rows"),
+        ({"num_key_value_heads": 4}, "linear_qkv.weight has 128 rows, but the config's heads need"),
         ({"num_hidden_layers": 4, "layer_types": None}, "the checkpoint lacks model.layers.3.inpu"),
         ({"num_hidden_layers": 2, "layer_types": None}, "the checkpoint has model.layers.2.input_"),
         ({"num_hidden_layers": 2}, "holds no config of a known model"),

@@ -101,7 +101,7 @@ async def test_a_server_with_an_older_receiver_is_refused_when_the_engine_opens(
         tree = {"model": {"path": str(WARM)}, "placement": {"engine": engine}}
         config = build_config({**tree, "environment": {"max_tokens": 1000}})
         server.codec = Codec(load_tokenizer(config.model))
-        with pytest.raises(UserError, match="its receiver for weights is of version 1 or older"):
+        with pytest.raises(UserError, match="its weight receiver has version 1 or older"):
             async with open_engine(config, server.codec.tokenizer, None, Addresses((server.url,))):
                 pass
     assert server.notes == []
@@ -314,7 +314,10 @@ async def test_a_server_that_answers_nonsense_each_time_it_comes_back_ends_the_r
             {"weight_versions": [{"version": 3, "start": 0, "end": 3}]},
             "have version 3, .* version 5",
         ),
-        ({"weight_versions": [{"version": 6, "start": 0, "end": 3}]}, "of version 6, .* is 5"),
+        (
+            {"weight_versions": [{"version": 6, "start": 0, "end": 3}]},
+            "have version 6, .* at version 5",
+        ),
     ],
 )
 async def test_a_turn_that_is_not_of_the_runs_policy_is_asked_of_another_server(

@@ -78,7 +78,7 @@ async def test_the_last_server_that_is_wrong_ends_the_run_with_its_reason():
             with pytest.raises(UserError, match="no server samples with the trainer") as error:
                 await it.publish(2)
     for server, value in ((first, "0.5"), (second, "0.25")):
-        assert f"{server.url} failed to compute what the trainer computes" in str(error.value)
+        assert f"{server.url} failed to match the trainer" in str(error.value)
         assert f"by {value} per token" in str(error.value)
     assert "placement.engine.max_logprob_diff" in str(error.value)
 

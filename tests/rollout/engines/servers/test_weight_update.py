@@ -62,7 +62,7 @@ async def test_updates_that_fail_again_and_again_say_why(
             monkeypatch.setattr(it, "bring", bring)
             await it.publish(0)
             assert it.serving == []
-    assert "3 updates failed, the last because the cable is cut" in caplog.text
+    assert "3 updates failed, the last one because the cable is cut" in caplog.text
 
 
 async def test_a_server_that_does_not_say_the_version_serves_no_turn():
@@ -201,7 +201,7 @@ async def test_a_server_that_does_not_name_its_models_is_a_failure_of_the_server
         return told
 
     monkeypatch.setattr(EngineHttp, "get", reply)
-    with pytest.raises(ServerFailed, match="failed to name its models"):
+    with pytest.raises(ServerFailed, match="failed to list its models"):
         await server.load_adapters(tmp_path, "1")
     await server.close()
 

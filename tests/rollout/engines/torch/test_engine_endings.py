@@ -227,7 +227,7 @@ async def test_the_first_log_probability_that_is_no_number_ends_the_run_and_says
     for result in results:
         assert isinstance(result, UserError)
         assert re.search(
-            "log-probability of nan for token 0 of a turn of the episode 0/[ab]/0, before any "
+            "log-probability of token 0 in a turn of the episode 0/[ab]/0 is nan, before any "
             "update: .* Set model.dtype to float32",
             str(result),
         )
