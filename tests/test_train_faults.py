@@ -278,7 +278,7 @@ def test_a_disk_that_becomes_read_only_ends_the_run_and_loses_nothing(tmp_path: 
                     "max_observation_tokens": 40,
                 }
             },
-            r"prompt of question train-\d+ has \d+ tokens .* raise environment.max_tokens",
+            r"prompt of question train-\d+ has \d+ tokens, .* raise environment.max_tokens",
         ),
         ({"trainer": {"questions_per_step": 5000}}, "fewer than trainer.questions_per_step"),
         ({"rollout": {"temperature": 0.0}}, "a greedy policy does not explore"),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from forage.data.order import questions_of_run
 from forage.episode_json import EpisodeRecord
 from forage.records import read_episodes, write_records
 from forage.training.checkpoints.checkpoint import checkpoint_path
+from forage.training.checkpoints.run_state import RunState
 from forage.types import Episode, Origin, Segment, Status
 
 NUM_STEPS, GROUP_SIZE = 3, 2
@@ -31,8 +33,8 @@ def config(tmp_path: Path) -> RunConfig:
     config = build_config(tree | {"data": {"train": str(train)}})
     out, checkpoint = config.output_dir, checkpoint_path(config.output_dir, NUM_STEPS)
     checkpoint.mkdir(parents=True)
-    state = {"num_steps_done": NUM_STEPS, "seed": 0, "record_offsets": {}}
-    (checkpoint / "state.json").write_text(json.dumps(state))
+    state = RunState(NUM_STEPS, seed=0, record_offsets={})
+    (checkpoint / "state.json").write_text(json.dumps(asdict(state)))
     progress = {"num_learnt": NUM_STEPS, "version": NUM_STEPS}
     (checkpoint / "progress.json").write_text(json.dumps(progress))
     metrics = [json.dumps({"step": step}) + "\n" for step in range(NUM_STEPS)]

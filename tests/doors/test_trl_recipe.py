@@ -214,7 +214,7 @@ def test_a_recipe_in_tags_and_a_tool_of_trls_names_are_refused():
         return word
 
     with (
-        pytest.raises(UserError, match="for the name reset"),
+        pytest.raises(UserError, match="TRL reserves the tool name reset"),
         opened(environment={"tools": ["search", reset]}),
     ):
         pass

@@ -3,6 +3,7 @@
 import json
 import logging
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from forage.training.checkpoints.checkpoint_manifest import write_manifest
 from forage.training.checkpoints.remote_copies import RemoteCheckpoints
 from forage.training.checkpoints.run_directory import earlier_settings, run_directory
 from forage.training.checkpoints.run_id import RUN_ID_FILE, locked_run_directory, run_id_of
-from forage.training.checkpoints.run_state import STATE
+from forage.training.checkpoints.run_state import STATE, RunState
 
 
 def config_of(out: Path, url: str | None = None, **trainer: Any) -> RunConfig:
@@ -32,8 +33,8 @@ def record(out: Path, num_steps: int) -> None:
 def make_checkpoint(out: Path, num_steps_done: int, run_id: str = "") -> Path:
     checkpoint = checkpoint_path(out, num_steps_done)
     checkpoint.mkdir(parents=True)
-    state = {"num_steps_done": num_steps_done, "seed": 0, "record_offsets": {}, "run_id": run_id}
-    (checkpoint / STATE).write_text(json.dumps(state))
+    state = RunState(num_steps_done, seed=0, record_offsets={}, run_id=run_id)
+    (checkpoint / STATE).write_text(json.dumps(asdict(state)))
     write_manifest(checkpoint)
     return checkpoint
 
