@@ -126,7 +126,7 @@ async def test_a_base_of_another_checkpoint_is_refused_before_its_adapters_come(
         for name, weight in model.named_parameters():
             if name == "model.layers.1.self_attn.o_proj.base_layer.weight":
                 weight *= 1.05
-    other = r"another model than model.path: model.layers.1.\w+.o_proj"
+    other = r"differs from model.path: the first column of model.layers.1.\w+.o_proj"
     with pytest.raises(UserError, match=other):
         await check_base(server, tensors, partial(lora.first_columns, model))
     asked = await server._call("first_columns", {"names": list(columns)}, "tell")

@@ -120,8 +120,8 @@ async def test_a_server_as_it_should_be_has_no_fault_and_others_are_told_apart()
     assert await find_faults(url, True, MAX_TOKENS, Codec(tokenizer())) == []
     (longer,) = await find_faults(url, True, MAX_TOKENS + 1)
     assert str(longer) == (
-        "its context of 384 tokens holds no episode (start it with --max-model-len 385, or lower "
-        "environment.max_tokens)"
+        "its context of 384 tokens is too short for an episode (start it with --max-model-len 385, "
+        "or lower environment.max_tokens)"
     )
     (other,) = await find_faults(url, True, 0, tiny_codec())
     assert "with model.path" in str(other)
