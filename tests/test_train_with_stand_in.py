@@ -65,7 +65,9 @@ def test_a_server_that_is_not_fit_is_refused_before_it_is_asked_for_a_step(tmp_p
         config = served_config(
             tmp_path / "run", server.url, engine={"transfer": "disk"}, trainer={"num_steps": 1}
         )
-        with pytest.raises(UserError, match=r"not fit for training: its log-probabilities are raw"):
+        with pytest.raises(
+            UserError, match=r"cannot be used for training: its logprobs_mode is raw"
+        ):
             run_training(config, resume=False)
     assert not {"/pause", "load_from_disk"} & set(server.notes)
 
@@ -109,6 +111,6 @@ def test_a_run_whose_only_server_is_slightly_wrong_after_an_update_ends_with_the
         )
         with pytest.raises(UserError, match="no server samples with the trainer's weights") as end:
             run_training(config, resume=False)
-    said = rf"{server.url} failed to compute what .* by 0\.032 per token .* bound of 0\.001"
+    said = rf"{server.url} failed to match the trainer: .* by 0\.032 per token .* bound of 0\.001"
     assert re.search(said, str(end.value))
     assert len(server.texts) == 2, "it ends after the first step"

@@ -40,7 +40,7 @@ def test_a_cluster_that_others_use_is_busy_and_not_too_small(monkeypatch: pytest
     """It was said to be too small, with "nothing smaller fits", while others had all of it."""
     eight = {"gpus_per_node": 8, "engine": {"kind": "vllm", "offload": True}}
     said = reserve_in(ray_places(**eight), monkeypatch, [Bundle(0.0, 0.0)])
-    assert said.startswith("the cluster is busy: 8 ranks and 8 servers ask for 8 CPUs and 8 GPUs")
+    assert said.startswith("the cluster is busy: 8 ranks and 8 servers need 8 CPUs and 8 GPUs")
     assert said.endswith("; wait until other runs end")
     said = reserve_in(ray_places(**eight), monkeypatch, [Bundle(64.0, 4.0)])
     assert "; wait until other runs end, or it would fit with placement.trainer.num_ranks=4" in said
@@ -104,5 +104,7 @@ def test_shared_servers_take_the_gpus_of_ranks_machine_by_machine(monkeypatch: p
 
 
 def test_a_shared_server_that_would_span_two_machines_is_refused(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UserError, match="3 servers would share the GPUs of ranks, which have room"):
+    with pytest.raises(
+        UserError, match="3 servers .* would share the ranks' GPUs, which have room"
+    ):
         seen_by_servers(monkeypatch, 12, 6, num_servers=3, tensor_parallel=4)

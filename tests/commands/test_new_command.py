@@ -13,5 +13,5 @@ def test_a_corpus_without_a_passage_makes_no_model(
     """A model that knew no word was written, and the command ended as if all were well."""
     (tmp_path / "empty.jsonl").write_text("")
     assert main(f"new --corpus {tmp_path}/empty.jsonl --out {tmp_path}/model".split()) == 2
-    assert "holds no passage" in capsys.readouterr().err
+    assert "needs at least one passage" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()

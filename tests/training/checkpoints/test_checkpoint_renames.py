@@ -70,7 +70,7 @@ def test_the_first_checkpoint_that_cannot_be_written_promises_no_resume(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "write_manifest", fill)
-    with pytest.raises(UserError, match="no earlier one. Free some space there and begin again"):
+    with pytest.raises(UserError, match="no earlier one. Free some space there and start again"):
         save(tmp_path, new_trainer())
 
 
@@ -90,7 +90,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_stays_and_ends_no_run(
         trainer.version = version
         save(tmp_path, trainer, num_kept=1)
     assert list(checkpoints(tmp_path)) == [0, 1]
-    assert "step_000000 (Permission denied); it stays" in caplog.text
+    assert "step_000000 (Permission denied); keeping it" in caplog.text
 
 
 def test_a_new_checkpoint_is_on_the_disk_before_an_older_one_goes(

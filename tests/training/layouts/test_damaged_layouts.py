@@ -61,7 +61,7 @@ def save_in_the_old_way(root: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (remove_rank, r"rank_1.pt is missing: the checkpoint is of 2 ranks"),
+        (remove_rank, r"rank_1.pt is missing: the checkpoint has 2 ranks"),
         (cut_rank, r"rank_1.pt is no file of torch.save, or it was cut short"),
         (add_rank_of_another_run, r"files of several world sizes: \[2, 4\]"),
         (mix_ranks, r"rank_1.pt: its part of model.embed_tokens.weight is \(\d+, 64\)"),
@@ -84,7 +84,10 @@ def test_rank_files(damage: Callable[[Path], None], said: str, tmp_path: Path):
             r"__1_0.distcp is truncated: it has \d+ of",
         ),
         (lambda root: (root / "__1_0.distcp").unlink(), "__1_0.distcp is missing: the checkpoint"),
-        (lambda root: (root / ".metadata").unlink(), ".metadata is missing: the checkpoint is not"),
+        (
+            lambda root: (root / ".metadata").unlink(),
+            ".metadata is missing: the checkpoint is incomplete",
+        ),
         (lambda root: cut(root / ".metadata"), ".metadata cannot be read: its pickle is damaged"),
         (
             lambda root: (root / ".metadata").write_bytes(pickle.dumps([1])),
