@@ -104,7 +104,7 @@ def test_what_was_played_alone_is_learnt_as_if_it_had_been_learnt_at_once(tmp_pa
     recipe = write_recipe(tmp_path / "l.yaml", config)
     done = forage("train", recipe, "--replay", played / "episodes.jsonl")
     assert done.returncode == 0, done.stderr
-    assert "next: forage export" in " ".join(done.stderr.split())
+    assert "Next: forage export" in " ".join(done.stderr.split())
     assert _of_the_updates(metrics_of(learnt)[0]) == _of_the_updates(metrics_of(run)[0])
 
 
