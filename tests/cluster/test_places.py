@@ -118,7 +118,7 @@ async def test_a_server_that_is_killed_and_one_whose_actor_is_can_be_started_aga
 @pytest.mark.parametrize(
     ("num_ranks", "keys", "expected"),
     [
-        (8, {}, r"8 ranks and 0 servers ask for 4 CPUs .* it would fit with .*cpus_each=0.2"),
+        (8, {}, r"8 ranks and 0 servers need 4 CPUs .* it would fit with .*cpus_each=0.2"),
         (
             6,
             {"gpus_per_node": 6, "cluster": {"cpus_each": 0.1}},
