@@ -166,7 +166,8 @@ def test_records_that_do_not_name_their_tokenizer_are_read_back_before_they_are_
     foreign = sft_config(
         tmp_path, source={"episodes": str(old)}, model={"path": str(random_model())}
     )
-    with pytest.raises(UserError, match="played with another tokenizer than .* which reads .* instead of"):
+    complaint = "played with another tokenizer than .* which reads .* instead of"
+    with pytest.raises(UserError, match=complaint):
         recorded(foreign, Codec(load_tokenizer(foreign.model)))
 
 
