@@ -58,7 +58,7 @@ _SHOWN_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSetting:
-    """The parameters of an episode besides its question."""
+    """The parameters of an episode other than its question."""
 
     member: int
     key: str

@@ -1,7 +1,7 @@
 """The state of one question played by a baseline: its prompts, searches and turns.
 
 The environment's episode is one conversation; a baseline may ask the policy several things, each in
-a context of its own: a prompt and what follows it, exactly as the engine sees it. All contexts end
+a separate context: a prompt and what follows it, exactly as the engine sees it. All contexts end
 up in the episode's segments, one after another, and the turns record what happened in order. A
 search that a method makes for the policy is a turn without sampled text. The methods are in this
 folder; the rewards, which read what the policy wrote, score them.

@@ -34,7 +34,7 @@ class BodyReader:
 
     def __init__(self) -> None:
         self._thread = WorkThread("bodies")
-        # One lock per address with a queued body; a lock that nobody holds is dropped.
+        # One lock per address with a queued body; an unused lock is dropped.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, read: Callable[[bytes], T], body: bytes, address: str) -> T:

@@ -112,7 +112,7 @@ class Traffic:
 
     def __init__(self, limits: Limits) -> None:
         self.connections = Room(limits.max_connections)
-        # Only requests whose bodies have arrived: slow bodies block nobody.
+        # Only requests whose bodies have arrived: slow bodies do not block others.
         self.places = Room(limits.max_in_flight)
         self.body_bytes = Room(_LARGEST_BODIES * limits.max_body_bytes)
         self.num_open = 0

@@ -170,7 +170,7 @@ class ServerUpdates:
             for member in late:
                 before = pauses.pop(member, None)
                 if not member.is_serving:
-                    # If no server serves, a long update delays nobody.
+                    # If no server serves, a long update delays no turn.
                     took_s = monotonic() - began_at if self._pool.serving else 0.0
                     pauses[member] = _Pause.after(before, took_s)
 
