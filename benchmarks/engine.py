@@ -30,7 +30,7 @@ quiet_openmp()
 import torch  # noqa: E402  # after the OpenMP settings
 from transformers import PreTrainedModel, PreTrainedTokenizerFast  # noqa: E402
 
-from forage.config.run_config import RunConfig, load_config  # noqa: E402
+from forage.config.run_config import RunConfig, load_config, with_overrides  # noqa: E402
 from forage.data.questions import read_questions  # noqa: E402
 from forage.environment import actions  # noqa: E402
 from forage.environment.codec import Codec  # noqa: E402
@@ -130,18 +130,17 @@ class Work:
     search: SlowSearch
 
     def with_in_flight(self, num_episodes: int) -> Work:
-        rollout = self.config.rollout
-        engine = rollout.engine.model_copy(update={"num_slots": num_episodes})
-        rollout = rollout.model_copy(
-            update={"max_concurrent_episodes": num_episodes, "engine": engine}
+        changes = (
+            f"rollout.max_concurrent_episodes={num_episodes}",
+            f"placement.engine.num_slots={num_episodes}",
         )
-        return replace(self, config=self.config.model_copy(update={"rollout": rollout}))
+        return replace(self, config=with_overrides(self.config, changes))
 
     def engine(self) -> TorchEngine:
         return TorchEngine(
             self.model,
             StopTable.of(self.tokenizer),
-            self.config.rollout.engine,
+            self.config.placement.in_process,
             self.config.environment.max_tokens,
         )
 

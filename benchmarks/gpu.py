@@ -35,7 +35,7 @@ from weight_receiver import publishing  # noqa: E402
 from forage.algorithms.packing import pack, unweighed  # noqa: E402
 from forage.batch import Weighed  # noqa: E402
 from forage.config.algorithm_config import AlgorithmConfig  # noqa: E402
-from forage.config.rollout_config import EngineConfig  # noqa: E402
+from forage.config.placement_config import TorchPlacement  # noqa: E402
 from forage.config.trainer_config import TrainerConfig  # noqa: E402
 from forage.plan.accelerators import ACCELERATORS  # noqa: E402
 from forage.rollout.engines.servers.weight_sender import WeightSender  # noqa: E402
@@ -132,7 +132,7 @@ def joined(first: Completion, rest: Completion) -> Segment:
 
 def new_engine(model: PreTrainedModel, num_slots: int, max_tokens: int) -> TorchEngine:
     tile_rows = min(32, num_slots)
-    settings = EngineConfig(num_slots=num_slots, tile_rows=tile_rows, max_draft_tokens=0)
+    settings = TorchPlacement(num_slots=num_slots, tile_rows=tile_rows, max_draft_tokens=0)
     vocabulary = model.config.vocab_size
     return TorchEngine(model, StopTable([b"?"] * vocabulary), settings, max_tokens)
 

@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 from forage.algorithms.packing import lay_end_to_end
 from forage.cluster.vllm_start import server_environment, vllm_command, vllm_program
 from forage.config.model_config import ModelConfig
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.config.run_config import build_config
 from forage.config.server_config import VllmPlacement
 from forage.data.questions import read_questions
@@ -129,7 +129,7 @@ async def play(
 ) -> float:
     """Tokens a second of the engine in this process, all prompts answered at once."""
     stop = StopTable.of(load_tokenizer(config))
-    settings = EngineConfig(num_slots=NUM_EPISODES, tile_rows=8)
+    settings = TorchPlacement(num_slots=NUM_EPISODES, tile_rows=8)
     dtype = None if config.arithmetic is None else getattr(torch, config.arithmetic)
     engine = TorchEngine(model, stop, settings, MAX_TOKENS, dtype=dtype)
     await engine.generate([1000], Sampling(1, (), (), "", 0))  # it is ready now, as a server is

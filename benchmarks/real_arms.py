@@ -89,7 +89,7 @@ def recipe(out: Path, device: str, overrides: Sequence[str]) -> RunConfig:
     if device != "cpu":  # several arms share its memory, and one pass samples for all episodes
         tree["trainer"]["max_tokens_per_micro_batch"] = 1024
         tree["rollout"]["max_concurrent_episodes"] = 48
-        tree["rollout"]["engine"] |= {"num_slots": 48, "tile_rows": 48}
+        tree["placement"]["engine"] |= {"num_slots": 48, "tile_rows": 48}
     unchanged = out / "recipe.unchanged.yaml"
     unchanged.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
     config = load_config(unchanged, overrides)

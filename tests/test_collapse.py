@@ -62,11 +62,8 @@ class Place:
                 "max_tokens": 768,
             },
             "search": {"topk": 1, "url": self.url},
-            "rollout": {
-                "temperature": 1.0,
-                "max_concurrent_episodes": 64,
-                "engine": {"num_slots": 64, "tile_rows": 16, "prefill_bucket": 32},
-            },
+            "rollout": {"temperature": 1.0, "max_concurrent_episodes": 64},
+            "placement": {"engine": {"num_slots": 64, "tile_rows": 16, "prefill_bucket": 32}},
             "trainer": {
                 "questions_per_step": 8,
                 "group_size": 8,

@@ -110,7 +110,7 @@ def config_of(directory: Path, protocol: Protocol, rank: int | None) -> RunConfi
                 **{"protocol": protocol, "max_turns": 2, "max_turn_tokens": 120},
                 **{"max_observation_tokens": 400, "max_tokens": 2000},
             },
-            "rollout": {"engine": ENGINE},
+            "placement": {"engine": ENGINE},
             "algorithm": {"kl": {"coefficient": 0.01}},
             "trainer": {"learning_rate": 1e-2, "max_tokens_per_micro_batch": 4096},
         }
@@ -184,7 +184,7 @@ async def test_a_family_plays_and_learns_and_sampler_and_trainer_agree(
     credit = Credit(config.algorithm, train_on_failed_searches=False)
     player = Player(config.environment, config.rollout, tokenizer, seed=5)
     engine = TorchEngine(
-        policy, StopTable.of(tokenizer), config.rollout.engine, 2000, num_threads=1
+        policy, StopTable.of(tokenizer), config.placement.in_process, 2000, num_threads=1
     )
     try:
         group = await play_group(name, protocol, player, engine, plain)

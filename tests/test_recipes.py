@@ -141,7 +141,7 @@ MODEL_AND_DATA = (
 SIZES = (
     *("environment.max_turn_tokens", "environment.max_observation_tokens"),
     *("environment.max_tokens", "search.max_concurrent_requests"),
-    *("rollout.max_concurrent_episodes", "rollout.engine."),
+    *("rollout.max_concurrent_episodes", "placement.engine."),
     "trainer.num_mini_batches",
     *("trainer.num_steps", "trainer.questions_per_step", "trainer.max_tokens_per_micro_batch"),
     *("trainer.checkpoint_every", "trainer.learning_rate", "trainer.warmup_steps"),

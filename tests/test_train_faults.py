@@ -142,7 +142,6 @@ def test_a_retriever_that_stays_away_ends_the_run_with_a_checkpoint(
     rollout = {
         "train_on_failed_searches": is_trained_on,
         "temperature": 0.7,
-        "engine": {"num_slots": 16, "tile_rows": 8, "prefill_bucket": 16},
     }
     with ServerProcess(world_dir() / "index") as server:
         search = {**IMPATIENT, "url": server.url, "startup_timeout_s": 1}

@@ -231,9 +231,11 @@ def test_neither_slots_nor_concurrency_change_the_run(
     rollout = {
         "max_concurrent_episodes": max_concurrent_episodes,
         "temperature": 0.7,
-        "engine": {"num_slots": num_slots, "tile_rows": 8, "prefill_bucket": 16},
     }
-    run_training(make_config(out, trainer={"num_steps": NUM_STEPS}, rollout=rollout), resume=False)
+    engine = {"num_slots": num_slots, "tile_rows": 8, "prefill_bucket": 16}
+    steps = {"num_steps": NUM_STEPS}
+    config = make_config(out, trainer=steps, rollout=rollout, placement={"engine": engine})
+    run_training(config, resume=False)
     assert_same_run(out, straight_run(), steps=(4, 6))
 
 
@@ -333,7 +335,6 @@ def test_episodes_that_were_ahead_of_a_checkpoint_are_those_of_the_resumed_run(t
     rollout = {
         "max_staleness": 2,
         "temperature": 0.7,
-        "engine": {"num_slots": 16, "tile_rows": 8, "prefill_bucket": 16},
     }
     config = make_config(out, trainer={"num_steps": NUM_STEPS}, rollout=rollout)
     run_training(config, resume=False)
@@ -383,7 +384,6 @@ def test_a_run_ahead_of_its_trainer_stays_within_its_bound(tmp_path: Path, max_s
         rollout={
             "max_staleness": max_staleness,
             "temperature": 0.7,
-            "engine": {"num_slots": 16, "tile_rows": 8, "prefill_bucket": 16},
         },
     )
     run_training(config, resume=False)

@@ -101,7 +101,6 @@ def test_a_server_whose_actor_is_killed_is_started_again_and_the_run_ends_whole(
     config = make_config(
         tmp_path / "run",
         trainer={"num_steps": 12},
-        rollout={"engine": None},
         evaluation={"at_end": False},
         placement=placement,
     )

@@ -108,10 +108,8 @@ def make_config(folder: Path, output_dir: Path, model: Path, **sections: Any) ->
                 **{"max_turns": 3, "max_turn_tokens": 32, "max_observation_tokens": 40},
                 "max_tokens": 256,
             },
-            "rollout": {
-                **{"temperature": 1.0, "max_concurrent_episodes": 32},
-                "engine": {"num_slots": 32, "tile_rows": 8, "prefill_bucket": 16},
-            },
+            "rollout": {"temperature": 1.0, "max_concurrent_episodes": 32},
+            "placement": {"engine": {"num_slots": 32, "tile_rows": 8, "prefill_bucket": 16}},
             "reward": {
                 **{"structure_score": 0.0, "final_format_score": 0.0},
                 "functions": [{"path": f"{__name__}:way"}],

@@ -47,11 +47,8 @@ SETTINGS: dict[str, Any] = {
         "max_tokens": MAX_TOKENS,
     },
     "search": {"topk": 2, "timeout_s": 5, "deadline_s": 10, "startup_timeout_s": 30},
-    "rollout": {
-        "temperature": 0.7,
-        "max_concurrent_episodes": 16,
-        "engine": {"num_slots": 16, "tile_rows": 8, "prefill_bucket": 16},
-    },
+    "rollout": {"temperature": 0.7, "max_concurrent_episodes": 16},
+    "placement": {"engine": {"num_slots": 16, "tile_rows": 8, "prefill_bucket": 16}},
     # A tiny model answers nothing right: what it can learn is to answer at all, in the right form.
     "reward": {"structure_score": 0.2, "final_format_score": 0.1},
     "trainer": {

@@ -37,7 +37,7 @@ def served_config(out: Path, *urls: str, **changes: Any) -> RunConfig:
     engine |= {"urls": urls} if urls else {"program": str(MADE)}
     engine |= changes.pop("engine", {})
     where = {"trainer": changes.pop("ranks", {}), "cluster": changes.pop("cluster", "local")}
-    sections = {"model": {"path": str(random_model())}, "rollout": {"engine": None}, **changes}
+    sections = {"model": {"path": str(random_model())}, **changes}
     return make_config(out, placement={"engine": engine, **where}, **sections)
 
 

@@ -122,7 +122,8 @@ def put_on_device(tree: dict[str, Any], device: str) -> None:
     """Makes a recipe run on ``device``; a GPU processes all slots in the time of a few."""
     tree["model"]["device"] = device
     if device != "cpu":
-        tree["rollout"]["engine"]["tile_rows"] = tree["rollout"]["engine"]["num_slots"]
+        engine = tree["placement"]["engine"]
+        engine["tile_rows"] = engine["num_slots"]
 
 
 def choose_arithmetic(

@@ -22,13 +22,32 @@ Measured with the right weights: at most 2e-5 and 0.053 (docs/engines.md).
 
 
 class TorchPlacement(Frozen):
-    """The in-process engine, which shares the trainer's weights."""
+    """The in-process engine: slots with a KV cache, decoded in tiles of a fixed shape."""
 
     kind: Literal["torch"] = "torch"
+    num_slots: int = Field(default=64, ge=1)
+    """Maximum episodes that decode at the same time."""
+    tile_rows: int = Field(default=32, ge=1)
+    """Slots decoded in one forward pass, which always has this many rows."""
+    prefill_bucket: int = Field(default=32, ge=8)
+    """Prompts are padded to multiples of this many tokens."""
+    max_draft_tokens: int = Field(default=7, ge=0)
+    """Tokens guessed and then checked in one forward pass; 0: none."""
+    cache_on_update: Literal["recompute", "keep"] = "recompute"
+    """After new weights: recompute the keys and values of turns in flight, or keep the old ones."""
     tensor_parallel: ClassVar[int] = 1
     offload: ClassVar[bool] = False
     max_logprob_diff: ClassVar[float | None] = None
     urls: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _slots_fill_a_tile(self) -> Self:
+        if self.num_slots < self.tile_rows:
+            raise ValueError(
+                f"placement.engine.num_slots ({self.num_slots}) is below tile_rows "
+                f"({self.tile_rows}); lower tile_rows"
+            )
+        return self
 
 
 class TrainerPlacement(Frozen):
@@ -90,6 +109,11 @@ class PlacementConfig(Frozen):
     """What samples."""
     trainer: TrainerPlacement = TrainerPlacement()
     """What learns."""
+
+    @property
+    def in_process(self) -> TorchPlacement:
+        """The in-process engine, which evaluates even where servers sample: then with defaults."""
+        return self.engine if self.engine.kind == "torch" else TorchPlacement()
 
     @property
     def num_ranks(self) -> int | None:

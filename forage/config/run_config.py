@@ -228,8 +228,6 @@ def to_yaml(config: RunConfig) -> str:
 def _tree(config: RunConfig, mode: Literal["json", "python"]) -> dict[str, Any]:
     """Every key with its value, without those that would be refused as doing nothing."""
     tree = config.model_dump(mode=mode)
-    if config.placement.has_server or config.model.endpoint is not None:
-        del tree["rollout"]["engine"]
     if getattr(config.placement.engine, "urls", ()):
         for name in KEYS_OF_OWN_SERVERS:
             tree["placement"]["engine"].pop(name, None)

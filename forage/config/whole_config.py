@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forage.algorithms.credit.turn_credit import TurnRewards
-from forage.config.server_config import ServerPlacement
+from forage.config.placement_config import TorchPlacement
 
 if TYPE_CHECKING:
     from forage.config.run_config import RunConfig
@@ -25,7 +25,7 @@ def check_sections(run: RunConfig) -> None:
 
 def _sizes_fit(run: RunConfig) -> None:
     """Sizes that hold each other, and addresses that differ."""
-    env, roll, trainer = run.environment, run.rollout, run.trainer
+    env, trainer = run.environment, run.trainer
     if run.evaluation.other_search == run.search:
         raise ValueError(
             "evaluation.other_search is the same as search: the arms normal and "
@@ -46,11 +46,6 @@ def _sizes_fit(run: RunConfig) -> None:
         raise ValueError(
             f"trainer.max_tokens_per_micro_batch ({trainer.max_tokens_per_micro_batch}) is "
             f"below environment.max_tokens ({env.max_tokens}): a whole episode must fit"
-        )
-    if roll.engine.num_slots < roll.engine.tile_rows:
-        raise ValueError(
-            f"rollout.engine.num_slots ({roll.engine.num_slots}) is below tile_rows "
-            f"({roll.engine.tile_rows}); lower tile_rows"
         )
 
 
@@ -131,19 +126,13 @@ def _placement_fits(run: RunConfig) -> None:
     placement = run.placement
     if run.model.device != "cpu":  # of one device, placement alone does not know the kind
         placement.check_gpus()
-    if placement.has_server and "engine" in run.rollout.model_fields_set:
-        raise ValueError(
-            f"rollout.engine does nothing: it sizes the in-process engine, and "
-            f"placement.engine is {placement.engine.kind}; remove one of them"
-        )
-    served, own = placement.engine, run.rollout.engine
-    engine = served if isinstance(served, ServerPlacement) else own
+    engine = placement.engine
     if engine.cache_on_update == "keep" and run.rollout.max_staleness == 0:
         raise ValueError(
             "cache_on_update: keep does nothing at rollout.max_staleness 0: weights "
             "change while no turn is in flight; raise max_staleness, or remove it"
         )
-    if served.kind == "vllm" and served.transfer == "adapters" and run.model.lora is None:
+    if engine.kind == "vllm" and engine.transfer == "adapters" and run.model.lora is None:
         raise ValueError(
             "placement.engine.transfer is adapters, and the run learns none: set model.lora, "
             "or transfer to group"
@@ -174,9 +163,9 @@ def _placement_fits(run: RunConfig) -> None:
 def _sampling_fits(run: RunConfig) -> None:
     """What samples against what is recorded, prompted and chosen."""
     endpoint, roll = run.model.endpoint, run.rollout
-    if endpoint is not None and "engine" in roll.model_fields_set:
+    if endpoint is not None and run.placement.in_process != TorchPlacement():
         raise ValueError(
-            "rollout.engine does nothing with model.endpoint, where a server samples; remove it"
+            "placement.engine does nothing with model.endpoint, whose server samples; remove it"
         )
     has_none = endpoint is not None or run.placement.engine.kind == "sglang"
     if roll.num_alternatives and has_none:

@@ -121,8 +121,8 @@ def sampling_seconds(
 def _num_in_flight(config: RunConfig) -> int:
     """Episodes decoding at the same time, in all engines together."""
     num_wanted = config.rollout.max_concurrent_episodes
-    is_served = config.placement.has_server
-    return num_wanted if is_served else min(num_wanted, config.rollout.engine.num_slots)
+    engine = config.placement.engine
+    return min(num_wanted, engine.num_slots) if engine.kind == "torch" else num_wanted
 
 
 def published_bytes(config: RunConfig, model: ModelSize) -> int:

@@ -63,7 +63,7 @@ def _server_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
 
 def cache_tokens(config: RunConfig) -> int:
     """Token capacity of the in-process engine's slots (``slots.py`` there)."""
-    engine = config.rollout.engine
+    engine = config.placement.in_process
     num_slots = round_up(engine.num_slots, engine.tile_rows)
     capacity = round_up(config.environment.max_tokens + engine.prefill_bucket, LENGTH_BUCKET)
     return num_slots * (capacity + LENGTH_BUCKET)

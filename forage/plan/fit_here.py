@@ -55,7 +55,7 @@ LOG = logging.getLogger(__name__)
 CHOSEN = (
     "trainer.micro_batches_at_once",
     "trainer.max_tokens_per_micro_batch",
-    "rollout.engine.num_slots",
+    "placement.engine.num_slots",
     "model.gradient_checkpointing",
 )
 """The keys that are chosen if a recipe leaves them out."""

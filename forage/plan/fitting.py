@@ -214,10 +214,12 @@ def _cheaper_on_cpu(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[
     if int(taken.get(key, config.trainer.micro_batches_at_once or 0)) != 1:
         yield key, "1"
     yield from _smaller_micro_batches(config, taken)
-    engine = config.rollout.engine
-    key = "rollout.engine.num_slots"
+    engine = config.placement.engine
+    if engine.kind != "torch":
+        return
+    key = "placement.engine.num_slots"
     num_slots = int(taken.get(key, engine.num_slots))
-    if not config.placement.has_server and num_slots > engine.tile_rows:
+    if num_slots > engine.tile_rows:
         yield key, str(max(num_slots // 2, engine.tile_rows))
 
 

@@ -126,7 +126,7 @@ def test_a_gpu_decodes_all_slots_in_one_pass(device: str, tile_rows: int) -> Non
     tree = yaml.safe_load(text) | {"model": {}}
     put_on_device(tree, device)
     assert tree["model"]["device"] == device
-    assert tree["rollout"]["engine"]["tile_rows"] == tile_rows
+    assert tree["placement"]["engine"]["tile_rows"] == tile_rows
 
 
 def weights(folder: Path, num_bytes: int) -> Path:

@@ -18,7 +18,7 @@ SMALL = (
     "trainer.questions_per_step=2",
     "trainer.group_size=2",
     "trainer.max_tokens_per_micro_batch=1024",
-    "rollout.engine.num_slots=16",
+    "placement.engine.num_slots=16",
     "evaluation.num_bootstrap=100",
     "warm_start.sequences_per_step=4",
 )

@@ -33,15 +33,19 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             "tensor_parallel (4) does not divide gpus_per_node (6)",
         ),
         (
+            {"placement": {"engine": {"kind": "vllm", "num_slots": 32}}},
+            "unknown key placement.engine.num_slots: placement.engine has it with kind: torch",
+        ),
+        (
             {"placement": {"engine": "vllm"}, "rollout": {"engine": {"num_slots": 32}}},
-            "rollout.engine does nothing",
+            "unknown key rollout.engine; did you mean placement.engine?",
         ),
         (
             {"placement": {"engine": {"kind": "vllm", "cache_on_update": "keep"}}},
             "cache_on_update: keep does nothing at rollout.max_staleness 0",
         ),
         (
-            {"rollout": {"engine": {"cache_on_update": "keep"}}},
+            {"placement": {"engine": {"cache_on_update": "keep"}}},
             "cache_on_update: keep does nothing at rollout.max_staleness 0",
         ),
         (

@@ -56,9 +56,9 @@ def recipe(tmp_path: Path) -> Path:
         (tree(trainer={"learning_rat": 1.0}), "trainer.learning_rat", "trainer.learning_rate"),
         (tree(serach={"topk": 3}), "serach", "search"),
         (
-            tree(rollout={"engine": {"slots": 4}}),
-            "rollout.engine.slots",
-            "rollout.engine.num_slots",
+            tree(placement={"engine": {"slots": 4}}),
+            "placement.engine.slots",
+            "placement.engine.num_slots",
         ),
         (tree(topk=3), "topk", "search.topk"),
         (
@@ -177,7 +177,7 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
             "does not hold one turn (500) and one observation (500)",
         ),
         ({"trainer": {"max_tokens_per_micro_batch": 4095}}, "a whole episode must fit"),
-        ({"rollout": {"engine": {"num_slots": 8, "tile_rows": 16}}}, "lower tile_rows"),
+        ({"placement": {"engine": {"num_slots": 8, "tile_rows": 16}}}, "lower tile_rows"),
         ({"reward": {"retrieval_score": 0.1}}, "set reward.structure_score above 0"),
         (
             {"warm_start": {"source": {"kind": "recorded", "episodes": "e", "poor_share": 0.5}}},
@@ -210,7 +210,10 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
             {"evaluation": {"method": "rejection_sampling"}, "rollout": {"temperature": 0}},
             "at rollout.temperature 0 they are all the same",
         ),
-        ({"model": endpoint(), "rollout": {"engine": {"num_slots": 64}}}, "rollout.engine does no"),
+        (
+            {"model": endpoint(), "placement": {"engine": {"num_slots": 48}}},
+            "placement.engine does no",
+        ),
         ({"model": {**endpoint(), "dtype": "bfloat16"}}, "model.dtype does nothing with"),
         (
             {"model": endpoint(form="chat"), "environment": {"protocol": "tools"}},
@@ -244,7 +247,7 @@ def test_settings_that_contradict_each_other_are_refused(
         {"algorithm": {"advantage": {"kind": "grpo", "normalise_by_std": False}}},
         {"environment": {"max_tokens": 1000}},
         {"trainer": {"max_tokens_per_micro_batch": 4096}},
-        {"rollout": {"engine": {"num_slots": 16, "tile_rows": 16}}},
+        {"placement": {"engine": {"num_slots": 16, "tile_rows": 16}}},
         {"reward": {"retrieval_score": 0.1, "structure_score": 0.2}},
     ],
 )
@@ -460,9 +463,9 @@ def test_several_search_servers_are_a_list_or_a_text_with_commas(
 
 
 def test_an_override_reaches_two_levels_down_and_the_last_one_wins(recipe: Path) -> None:
-    overrides = ["rollout.engine.tile_rows=8", "rollout.engine.tile_rows=4", "seed=3"]
+    overrides = ["placement.engine.tile_rows=8", "placement.engine.tile_rows=4", "seed=3"]
     config = load_config(recipe, overrides)
-    assert config.rollout.engine.tile_rows == 4
+    assert config.placement.in_process.tile_rows == 4
     assert config.seed == 3
     assert config.trainer.num_steps == 7
 

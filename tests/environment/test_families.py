@@ -15,7 +15,8 @@ import torch
 
 from forage.algorithms.packing import pack
 from forage.config.environment_config import EnvironmentConfig
-from forage.config.rollout_config import EngineConfig, RolloutConfig
+from forage.config.placement_config import TorchPlacement
+from forage.config.rollout_config import RolloutConfig
 from forage.environment import actions
 from forage.environment.codec import Codec
 from forage.environment.native_calls import derive_calls
@@ -254,7 +255,7 @@ async def test_a_random_model_of_the_family_reads_the_transcript_it_wrote(
     engine = TorchEngine(
         model,
         StopTable.of(family_tokenizer(name)),
-        EngineConfig(num_slots=2, tile_rows=2),
+        TorchPlacement(num_slots=2, tile_rows=2),
         max_tokens=2000,
         num_threads=1,
     )

@@ -56,7 +56,6 @@ def server() -> Iterator[ModelServer]:
 
 def config_of(url: str, out: Path, form: str = "completions", **changes: Any) -> RunConfig:
     endpoint = {"url": url, "served_model": NAME, "form": form, "key_variable": "TINY_KEY"}
-    rollout = {k: v for k, v in SETTINGS["rollout"].items() if k != "engine"}
     tree = {
         **SETTINGS,
         "environment": {**SETTINGS["environment"], "max_turns": 4, "max_tokens": 1000},
@@ -68,7 +67,7 @@ def config_of(url: str, out: Path, form: str = "completions", **changes: Any) ->
             "index": str(world_dir() / "index"),
         },
         "search": {**SETTINGS["search"], "url": search_server().url},
-        "rollout": rollout,
+        "placement": {},
         **changes,
     }
     return build_config(tree)

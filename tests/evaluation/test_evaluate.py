@@ -142,11 +142,11 @@ async def test_figures_report_and_episodes_lie_beside_each_other(tmp_path: Path)
 def test_an_evaluation_is_the_same_whatever_runs_beside_it(tmp_path: Path):
     played = []
     for slots, concurrent, arms in ((8, 2, ("normal",)), (16, 64, ("gold", "normal"))):
-        rollout = {
-            "max_concurrent_episodes": concurrent,
-            "engine": {"num_slots": slots, "tile_rows": 8, "prefill_bucket": 16},
-        }
-        config = make_config(tmp_path, rollout=rollout, evaluation={"arms": arms})
+        rollout = {"max_concurrent_episodes": concurrent}
+        placement = {"engine": {"num_slots": slots, "tile_rows": 8, "prefill_bucket": 16}}
+        config = make_config(
+            tmp_path, rollout=rollout, placement=placement, evaluation={"arms": arms}
+        )
         questions, out = questions_to_evaluate(config), tmp_path / f"{slots}.json"
         asyncio.run(evaluate_model(config, questions, Destination(out)))
         episodes = played_episodes(out.with_suffix(".jsonl"), "normal", questions)

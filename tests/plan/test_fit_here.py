@@ -72,7 +72,7 @@ def test_with_room_only_the_cores_are_shared_out() -> None:
 
 SET_ALL: dict[str, Any] = {
     "trainer": {"max_tokens_per_micro_batch": 16_384, "micro_batches_at_once": 2},
-    "rollout": {"engine": {"num_slots": 64}},
+    "placement": {"engine": {"num_slots": 64}},
 }
 
 
@@ -83,7 +83,7 @@ def test_what_changes_no_result_shrinks_with_a_warning_even_if_it_is_set(
     fitted = fit_here(config, machine=machine(16))
     assert peak(fitted) <= LARGEST_SHARE * 16 * GIB < peak(config)
     assert "memory is short" in caplog.text
-    assert f"rollout.engine.num_slots={fitted.rollout.engine.num_slots}" in caplog.text
+    assert f"placement.engine.num_slots={fitted.placement.in_process.num_slots}" in caplog.text
 
 
 def test_what_is_set_and_fits_into_what_is_free_stays_beyond_the_cautious_share() -> None:
@@ -117,10 +117,10 @@ def test_a_line_says_the_plan_and_its_peak_before_the_run(
 
 
 def test_an_evaluation_takes_fewer_slots_and_is_refused_before_it_loads_what_cannot_fit() -> None:
-    config = config_of(rollout={"engine": {"num_slots": 256}})
+    config = config_of(placement={"engine": {"num_slots": 256}})
     assert fit_here(config, "evaluation", machine=machine(400)) is config
     fitted = fit_here(config, "evaluation", machine=machine(8))
-    assert fitted.rollout.engine.num_slots < 256
+    assert fitted.placement.in_process.num_slots < 256
     assert fitted.trainer == config.trainer
     with pytest.raises(UserError, match="no memory setting is enough"):
         fit_here(config, "evaluation", machine=machine(0.5))
@@ -133,8 +133,8 @@ def test_where_nothing_fits_it_says_what_else_would_help() -> None:
 
 def test_supervised_learning_needs_no_cache_and_is_given_more() -> None:
     fitted = fit_here(config_of(), "supervised", machine=machine(16))
-    assert fitted.rollout.engine.num_slots == 64
-    assert fit_here(config_of(), machine=machine(16)).rollout.engine.num_slots < 64
+    assert fitted.placement.in_process.num_slots == 64
+    assert fit_here(config_of(), machine=machine(16)).placement.in_process.num_slots < 64
 
 
 def test_a_run_that_goes_on_takes_what_it_took_before(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_the_cache_of_the_engine_is_what_torch_allocates(dtype: str) -> None:
     config = make_config(
         model={"path": str(WARM), "dtype": dtype},
         environment=budget(300),
-        rollout={"engine": engine},
+        placement={"engine": engine},
     )
     model = load_model(config.model)
     attention.install(model)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.types import Completion, Sampling
@@ -31,7 +31,7 @@ async def running_engine(
     num_threads: int = 1,
 ) -> AsyncIterator[TorchEngine]:
     """An engine that is closed at the end, whatever happens."""
-    settings = EngineConfig(
+    settings = TorchPlacement(
         num_slots=num_slots,
         tile_rows=tile_rows,
         prefill_bucket=prefill_bucket,

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from forage.algorithms.packing import lay_end_to_end, pack, unweighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.model_config import LoraConfig, ModelConfig
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
@@ -224,7 +224,7 @@ async def test_the_sampler_with_adapters_is_the_trainer(
     stir(model, scale=0.05)
     trainer = Trainer(model, TrainerConfig(learning_rate=1e-2), AlgorithmConfig(), temperature=1.0)
     engine = TorchEngine(
-        model, LETTERS, EngineConfig(num_slots=4, tile_rows=4), max_tokens=400, num_threads=1
+        model, LETTERS, TorchPlacement(num_slots=4, tile_rows=4), max_tokens=400, num_threads=1
     )
     try:
         for version in range(2):

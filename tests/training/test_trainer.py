@@ -25,7 +25,7 @@ from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.packing import pack
 from forage.batch import Batch
 from forage.config.algorithm_config import AlgorithmConfig
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.config.trainer_config import TrainerConfig
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.checkpoints.saved_weights import write_config
@@ -340,7 +340,7 @@ async def test_the_samplers_log_probabilities_are_the_trainers(
 ):
     model = make_model(architecture)
     trainer = new_trainer(model=model, temperature=temperature)
-    config = EngineConfig(num_slots=4, tile_rows=4, prefill_bucket=16)
+    config = TorchPlacement(num_slots=4, tile_rows=4, prefill_bucket=16)
     engine = TorchEngine(model, LETTERS, config, 1024, num_threads=1)
     plan = Plan(turns=((20, 90), (1, 10), (30, 0)), temperature=temperature)
     played = await play(engine, plan)

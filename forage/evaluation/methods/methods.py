@@ -68,7 +68,9 @@ def make_player(
     if method in PROMPTS:
         # Each chain keeps its slot in the engine while its passages are read in another.
         has_two_contexts = method == "search_o1" and config.model.endpoint is None
-        room = _half_of_the_slots(config.rollout.engine.num_slots) if has_two_contexts else None
+        room = (
+            _half_of_the_slots(config.placement.in_process.num_slots) if has_two_contexts else None
+        )
         return BaselinePlayer(config, tokenizer, _ASKS[method], PROMPTS[method][0], room)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     if method == "search":
@@ -146,6 +148,6 @@ def _half_of_the_slots(num_slots: int) -> asyncio.Semaphore:
     if num_slots < 2:
         raise UserError(
             "evaluation.method: search_o1 uses two contexts per question at once, but "
-            f"rollout.engine.num_slots is {num_slots}: raise it to 2 or more"
+            f"placement.engine.num_slots is {num_slots}: raise it to 2 or more"
         )
     return asyncio.Semaphore(num_slots // 2)

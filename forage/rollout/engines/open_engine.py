@@ -59,7 +59,8 @@ async def open_engine(
             stop_table = StopTable.of(tokenizer)
             named = config.model.arithmetic
             dtype = None if named is None else getattr(torch, named)
-            engine = TorchEngine(model, stop_table, config.rollout.engine, max_tokens, dtype=dtype)
+            slots = config.placement.in_process
+            engine = TorchEngine(model, stop_table, slots, max_tokens, dtype=dtype)
         case EndpointConfig(form="chat") as endpoint:
             engine = ChatEngine(EndpointClient(endpoint), Codec(tokenizer))
         case endpoint:

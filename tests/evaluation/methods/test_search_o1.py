@@ -141,4 +141,4 @@ def test_an_engine_with_a_single_place_is_refused():
     """A chain that holds it would wait for ever for the reader's turn."""
     engine = {"engine": {"num_slots": 1, "tile_rows": 1}}
     with pytest.raises(UserError, match="num_slots is 1: raise it to 2"):
-        make_player(config_of("search_o1", rollout=engine), tiny_tokenizer(), None)
+        make_player(config_of("search_o1", placement=engine), tiny_tokenizer(), None)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from forage.algorithms.packing import lay_end_to_end
 from forage.config.model_config import LoraConfig, ModelConfig
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.config.run_config import build_config
 from forage.errors import UserError
 from forage.models import attention
@@ -106,7 +106,7 @@ def test_the_base_of_a_policy_with_adapters_is_without_them(tmp_path: Path):
 async def test_the_engine_samples_about_what_the_trainer_computes():
     """To the bit it is where no sum rounds to a neighbouring number of bfloat16."""
     _, model = models()
-    settings = EngineConfig(num_slots=4, tile_rows=4, prefill_bucket=16)
+    settings = TorchPlacement(num_slots=4, tile_rows=4, prefill_bucket=16)
     engine = TorchEngine(model, LETTERS, settings, MAX_TOKENS, 1, torch.bfloat16)
     ids = list(tokens(1, 60))
     wanted, sampled = [False] * 60, []

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.environment.vocabulary import known_logits
 from forage.errors import UserError
 from forage.rollout.engines.engine import EngineCounters
@@ -45,7 +45,7 @@ class EngineThread:
         model: PreTrainedModel,
         cache: SlotCache,
         stop_table: StopTable,
-        config: EngineConfig,
+        config: TorchPlacement,
         num_threads: int | None,
     ) -> None:
         self.counters = EngineCounters()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.models.attention import Attend, Scoring, mix_values, weights_of
 from forage.models.head import logits_of
 from forage.rollout.engines.torch.slot_states import Run
@@ -33,7 +33,7 @@ class FixedForward:
     overhead_tokens = None
     rounds_ahead = 0
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache, config: EngineConfig) -> None:
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, config: TorchPlacement) -> None:
         assert cache.num_slots % config.tile_rows == 0, "tiles of neighbouring slots fill the cache"
         self._model = model
         self._cache = cache

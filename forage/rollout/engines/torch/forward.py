@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.hardware import choose_num_threads, num_cores
 from forage.models.attention import Scoring
 from forage.models.head import logits_of
@@ -65,7 +65,7 @@ class Forward(Protocol):
 
 
 def choose_forward(
-    model: PreTrainedModel, cache: SlotCache, config: EngineConfig, num_threads: int | None
+    model: PreTrainedModel, cache: SlotCache, config: TorchPlacement, num_threads: int | None
 ) -> Forward:
     """Chooses the fastest forward pass that is exact on this device.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.models.head import logits_of
 from forage.rollout.engines.torch.slot_attend import SlotAttend
 from forage.rollout.engines.torch.slots import SlotCache, Stretch, round_up
@@ -38,7 +38,7 @@ class PackedForward:
     rounds_ahead = 0
 
     def __init__(
-        self, model: PreTrainedModel, cache: SlotCache, config: EngineConfig, num_threads: int
+        self, model: PreTrainedModel, cache: SlotCache, config: TorchPlacement, num_threads: int
     ) -> None:
         self._model = model
         self._cache = cache

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import torch
 from transformers import PreTrainedModel
 
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.models import attention
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.cache_shape import cache_shape
@@ -33,7 +33,7 @@ class TorchEngine:
         self,
         model: PreTrainedModel,
         stop_table: StopTable,
-        config: EngineConfig,
+        config: TorchPlacement,
         max_tokens: int,
         num_threads: int | None = None,
         dtype: torch.dtype | None = None,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.rollout.engines.torch import forward
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.model import new_model
@@ -147,7 +147,7 @@ async def test_the_number_of_threads_changes_no_bit():
     plan = replace(PLAN, num_prompt=150, turns=((30, 90), (30, 0)))
     played = []
     for num_threads in (1, 2):
-        settings = EngineConfig(num_slots=8, tile_rows=8, prefill_bucket=32)
+        settings = TorchPlacement(num_slots=8, tile_rows=8, prefill_bucket=32)
         model = new_model(VOCABULARY, 128, 2, 4, 2, MAX_TOKENS, seed=0).eval()
         engine = TorchEngine(model, LETTERS, settings, MAX_TOKENS, num_threads)
         played.append(await play(engine, plan))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.config.rollout_config import EngineConfig
+from forage.config.placement_config import TorchPlacement
 from forage.models import attention
 from forage.rollout.engines.torch import forward as forward_module
 from forage.rollout.engines.torch.fixed_forward import FixedForward
@@ -28,7 +28,7 @@ from tests.rollout.running_engines import tokens
 from tests.rollout.tiny_models import VOCABULARY, uniform_shape
 
 HIDDEN, LAYERS, HEADS, KV_HEADS = 32, 2, 4, 2
-CONFIG = EngineConfig(num_slots=8, tile_rows=4, prefill_bucket=16)
+CONFIG = TorchPlacement(num_slots=8, tile_rows=4, prefill_bucket=16)
 
 
 def new_model_and_cache(dtype: torch.dtype = torch.float32):
