@@ -106,8 +106,9 @@ class Fleet:
         engine = self.config.placement.engine
         assert engine.kind == "vllm"
         port = engine.urls[0].rpartition(":")[2] if engine.urls else ""
-        index, search = str(self.config.data.index), self.config.search.url
-        search_port = str(search[0] if isinstance(search, tuple) else search).rpartition(":")[2]
+        index, search = str(self.config.data.index), self.config.search
+        assert search.kind == "server"
+        search_port = search.urls[0].rpartition(":")[2]
         command = {
             "driver": ("-m", "forage", "train", str(self.recipe), *more),
             "server": (__file__, "--serve", port, "--model", str(self.config.model.path)),

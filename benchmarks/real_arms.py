@@ -64,8 +64,8 @@ STOP_S = 45.0
 def search_server(out: Path) -> Iterator[RunConfig]:
     """The recipe of ``prepare``, with its search service running."""
     config = load_config(out / "recipe.yaml")
-    assert isinstance(config.search.url, str), "the recipe of prepare names one server"
-    port = int(config.search.url.rpartition(":")[2])
+    assert config.search.kind == "server"
+    port = int(config.search.urls[0].rpartition(":")[2])
     with ServerProcess(out / "index", port, log_path=out / "server.log"):
         yield config
 

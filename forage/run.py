@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import queue
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
-from forage.config.config_file import read_tree
+from forage.config.config_file import merge, read_tree
 from forage.config.run_config import RunConfig, build_config
-from forage.config.search_config import KEYS_OF_SERVERS
 from forage.environment.remembered import as_trained
 from forage.hardware import quiet_openmp
+from forage.settings import IMPORT_PATH
 from forage.types import Episode, Group, Passage, Question, Reward
 from forage.watch.stop_signal import StopSignal
 
@@ -87,9 +88,9 @@ class Run:
             section = tree["environment"] = dict(tree.get("environment") or {})
             section["tools"] = [*section.get("tools", ["search"]), *tools]
         if search is not None:
-            section = dict(tree.get("search") or {}) | {"url": search}
-            for_servers = KEYS_OF_SERVERS if callable(search) else ()
-            tree["search"] = {k: v for k, v in section.items() if k not in for_servers}
+            is_function = callable(search) or re.match(IMPORT_PATH, search) is not None
+            kind, key = ("function", "path") if is_function else ("server", "url")
+            tree = merge(tree, {"search": {"kind": kind, key: search}}, (RunConfig,))
         source = "the settings" if isinstance(config, RunConfig | Mapping) else str(config)
         self.config = as_trained(build_config(tree, source, overrides))
 

@@ -144,7 +144,7 @@ def load_by_path(path: Any, key: str) -> Any:
         return path
     module_name, _, name = path.partition(":")
     if module_name.partition(".")[0] in sys.stdlib_module_names:
-        # With search.url "subprocess:getoutput" a recipe would run each query as a shell command.
+        # With search.path "subprocess:getoutput" a recipe would run each query as a shell command.
         raise UserError(f"{key} is {path}, which is Python's own; name a function of yours")
     found = getattr(_import(module_name, path, key), name, None)
     if found is None:

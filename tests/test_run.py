@@ -202,11 +202,11 @@ def test_a_functions_place_in_a_recipe_is_its_import_path(tmp_path: Path):
     run = forage.Run(config_for(tmp_path), tools=[shout], reward=shortness, search=own_search)
     recipe = write_recipe(tmp_path / "recipe.yaml", run.config)
     again = load_config(recipe)
-    assert again.search.urls == ("tests.test_run:own_search",)
-    assert again.search.is_own
+    assert again.search.label == "tests.test_run:own_search"
+    assert again.search.kind == "function"
     assert again.environment.tools == ("search", "tests.test_run:shout")
     assert again.reward.functions[0].path == "tests.test_run:shortness"
-    with pytest.raises(UserError, match="search.timeout_s does nothing"):
+    with pytest.raises(UserError, match="search has it with kind: server"):
         load_config(recipe, ["search.timeout_s=3"])
 
 
@@ -227,7 +227,9 @@ def test_a_run_that_cannot_begin_ends_its_ranks_and_gives_its_places_back(
 
     monkeypatch.setattr(train, "open_places", lambda config: Opened("places"))
     monkeypatch.setattr(train, "open_trainer", lambda config, start: Opened("trainer"))
-    config = build_config(config_for(tmp_path) | {"search": {"url": own_search, "topk": 2}})
+    config = build_config(
+        config_for(tmp_path) | {"search": {"kind": "function", "path": own_search, "topk": 2}}
+    )
     with (
         RunRecords(config.output_dir, has_tensorboard=False),
         pytest.raises(UserError, match="another process is writing"),

@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from forage.config.search_config import SearchConfig
+    from forage.config.search_config import SearchServer
     from forage.retrieval.client.mcp_server import serve_mcp
     from forage.retrieval.serve.child_server import ServerProcess
 
@@ -43,6 +43,6 @@ def run(args: Namespace) -> int:
         url = args.source
         if not is_address:
             url = stack.enter_context(ServerProcess(Path(args.source))).url
-        settings = SearchConfig(url=url, topk=args.topk, token_file=args.token_file)
+        settings = SearchServer(url=url, topk=args.topk, token_file=args.token_file)
         asyncio.run(serve_mcp(settings, args.port))
     return 0

@@ -22,7 +22,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from forage.commands.arguments import add_address, add_overrides, local_path
-from forage.config.run_config import RunConfig, build_config, load_config
+from forage.config.run_config import RunConfig, build_config, load_config, with_overrides
 from forage.environment.remembered import as_trained
 from forage.episode_json import episode_to_json
 from forage.errors import UserError
@@ -112,8 +112,7 @@ def _served(config: RunConfig, index: Path | None) -> Iterator[RunConfig]:
     from forage.retrieval.serve.child_server import ServerProcess
 
     with ServerProcess(index) as server:
-        search = config.search.model_copy(update={"url": server.url})
-        yield config.model_copy(update={"search": search})
+        yield with_overrides(config, ["search.kind=server", f"search.url={server.url}"])
 
 
 async def _play_in_browser(config: RunConfig, listener: socket.socket) -> None:

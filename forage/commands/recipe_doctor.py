@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forage.commands.finding import Finding, RecipeCheck, Verdict
 from forage.config.run_config import RunConfig, load_config
+from forage.config.search_config import SearchServer
 from forage.config.shipped_recipes import commands_of, find_recipe, maker_of, recipes
 from forage.errors import UserError
 from forage.plan.fitting import smallest_fit
@@ -88,12 +89,12 @@ class RecipeDoctor:
 
     def _servers(self, config: RunConfig, makers: list[str]) -> Iterator[Finding]:
         search = config.search
-        if search.urls and all(isinstance(url, str) for url in search.urls):
+        if search.kind == "server":
             serve = maker_of("", makers, "forage serve")
             serve = serve or search.serve_command(config.data.index)
             fetched = [f"forage data corpus {name} --out corpora/{name}" for name in search.corpora]
             remedy = " && ".join([*fetched, serve])
-            yield self._probe(("search", *search.urls), _probe_search(config), remedy)
+            yield self._probe(("search", *search.urls), _probe_search(search), remedy)
         engine = config.placement.engine
         if engine.kind == "vllm" and engine.urls:
             wanted = _needs_of(config)
@@ -199,11 +200,11 @@ def _smallest(config: RunConfig) -> str | None:
     return smallest_fit(config, lambda placed: plan_memory(placed, model, others, 1))
 
 
-async def _probe_search(config: RunConfig) -> str | None:
+async def _probe_search(search: SearchServer) -> str | None:
     """What is wrong with the search servers; None if they answer. All probes return this."""
     from forage.retrieval.client.client import SearchClient
 
-    settings = config.search.model_copy(update={"startup_timeout_s": 0.1})  # one try
+    settings = search.model_copy(update={"startup_timeout_s": 0.1})  # one try
     try:
         async with SearchClient(settings) as client, asyncio.timeout(_PROBE_S):
             await client.wait_until_ready()

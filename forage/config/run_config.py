@@ -23,7 +23,7 @@ from forage.config.evaluation_config import EvaluationConfig
 from forage.config.model_config import KEYS_OF_WEIGHTS, ModelConfig
 from forage.config.placement_config import PlacementConfig
 from forage.config.rollout_config import RolloutConfig
-from forage.config.search_config import KEYS_OF_SERVERS, SearchConfig
+from forage.config.search_config import SearchConfig, SearchFunction, SearchServer
 from forage.config.sentinel_config import SentinelKind, WarnOrStop
 from forage.config.server_config import KEYS_OF_OWN_SERVERS
 from forage.config.shipped_recipes import find_recipe
@@ -53,7 +53,7 @@ class RunConfig(Frozen):
     """The questions."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """The protocol of an episode and its budgets."""
-    search: SearchConfig = SearchConfig()
+    search: SearchConfig = SearchServer()
     """The retriever."""
     rollout: RolloutConfig = RolloutConfig()
     """How episodes are sampled."""
@@ -77,7 +77,7 @@ class RunConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _other_search_is_as_search(cls, values: Any) -> Any:
-        """Fill ``evaluation.other_search`` up from ``search``; a token stays with its address."""
+        """Takes from ``search`` what ``other_search`` omits, but no token for another url."""
         search, evaluation = (
             values.get(key) if isinstance(values, dict) else None
             for key in ("search", "evaluation")
@@ -87,7 +87,11 @@ class RunConfig(Frozen):
         other = evaluation.get("other_search")
         if not isinstance(other, dict):
             return values
-        shared = {k: v for k, v in search.items() if k != "token_file" or "url" not in other}
+        kind = other.get("kind", search.get("kind", "server"))
+        model = SearchFunction if kind == "function" else SearchServer
+        left_out = {"token_file"} if "url" in other else set()
+        keys = (model.model_fields.keys() | {"kind"}) - left_out
+        shared = {key: value for key, value in search.items() if key in keys}
         return {**values, "evaluation": {**evaluation, "other_search": {**shared, **other}}}
 
     @model_validator(mode="before")
@@ -236,10 +240,4 @@ def _tree(config: RunConfig, mode: Literal["json", "python"]) -> dict[str, Any]:
     if config.model.endpoint is not None:
         for name in KEYS_OF_WEIGHTS:
             del tree["model"][name]
-    searches = [(config.search, tree["search"])]
-    if config.evaluation.other_search is not None:
-        searches.append((config.evaluation.other_search, tree["evaluation"]["other_search"]))
-    for search, keys in searches:
-        for name in KEYS_OF_SERVERS if search.is_own else ():
-            del keys[name]
     return tree

@@ -173,14 +173,14 @@ def fingerprint_of(
     if is_noisy or "random" in arms:
         found["seed"] = config.seed
     if "normal" in arms and evaluation.searches:
-        found["search.url"] = ", ".join(config.search.urls)
+        found["search.url"] = config.search.label
         found["search.noise"] = config.search.noise or "none"
         if served is not None:
             found["what search.url serves"] = f"{served.backend}, {served.num_passages} passages"
     if {"normal", "random"} & set(arms) and evaluation.searches:
         found["search.topk"] = config.search.topk
     if evaluation.other_search is not None:
-        found["evaluation.other_search.url"] = ", ".join(evaluation.other_search.urls)
+        found["evaluation.other_search.url"] = evaluation.other_search.label
         found["evaluation.other_search.topk"] = evaluation.other_search.topk
         found["evaluation.other_search.noise"] = evaluation.other_search.noise or "none"
     if corpus is not None and {"gold", "random"} & set(arms):

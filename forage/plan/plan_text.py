@@ -84,7 +84,7 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _places(plan: Plan) -> Iterator[str]:
     config, placement = plan.config, plan.config.placement
-    yield (f"search service: {', '.join(config.search.urls)} (started separately)")
+    yield f"search service: {config.search.label} (started separately)"
     if placement.num_ranks is not None:
         where = f"{placement.num_nodes} x {placement.gpus_per_node} GPUs"
         trainer, by = placement.trainer, "Ray" if placement.cluster.kind == "ray" else "this run"

@@ -47,7 +47,7 @@ class ChatPartner:
     def of(cls, config: RunConfig) -> ChatPartner:
         endpoint = config.model.endpoint
         model = config.model.path if endpoint is None else endpoint.served_model
-        search = str(config.search.url) if config.evaluation.searches else "nothing"
+        search = config.search.label if config.evaluation.searches else "nothing"
         return cls(str(model), search)
 
 

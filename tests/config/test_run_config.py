@@ -19,6 +19,7 @@ from forage.config.run_config import (
     to_yaml,
     with_overrides,
 )
+from forage.config.search_config import SearchServer
 from forage.errors import UserError
 from forage.settings import models_in
 
@@ -327,6 +328,13 @@ def test_a_key_of_another_kind_is_refused_and_the_kinds_that_have_it_named(
         ({"algorithm": {"kl": 3}}, "algorithm.kl: a section of keys is needed, or null to do"),
         ({"algorithm": {"kl": {"form": "k1"}}}, "algorithm.kl.coefficient is missing: Factor"),
         ({"sentinel": False}, "the name of a kind is needed, or null to do without (got False)"),
+        ({"search": {"url": "mine:find"}}, "set search.kind: function, and name it in search.path"),
+        ({"search": {"kind": "function"}}, "search.path is missing: The function, as module:name."),
+        (
+            {"search": {"kind": "function", "path": "mine:find", "timeout_s": 3}},
+            "unknown key search.timeout_s: search has it with kind: server",
+        ),
+        ({"search": {"kind": "function", "path": "mine"}}, "search.path is 'mine'; write module:"),
         ({"search": {"url": 3}}, "search.url: Input should be a valid string (got 3)"),
         ({"data": {"weights": {"nq": -1}}}, "data.weights.nq: Input should be greater than"),
         ({"reward": {"functions": [{"weight": 2}]}}, "reward.functions.0.path is missing"),
@@ -456,10 +464,10 @@ def test_several_search_servers_are_a_list_or_a_text_with_commas(
     recipe: Path, override: str, urls: tuple[str, ...], tmp_path: Path
 ) -> None:
     config = load_config(recipe, [override])
-    assert config.search.urls == urls
+    assert config.search.label == ", ".join(urls)
     again = tmp_path / "again.yaml"
     again.write_text(to_yaml(config), encoding="utf-8")
-    assert load_config(again).search.urls == urls
+    assert load_config(again).search.label == ", ".join(urls)
 
 
 def test_an_override_reaches_two_levels_down_and_the_last_one_wins(recipe: Path) -> None:
@@ -590,7 +598,7 @@ def test_another_retriever_is_as_the_first_in_what_it_leaves_out(tmp_path: Path)
         )
     )
     other = config.evaluation.other_search
-    assert other is not None
+    assert isinstance(other, SearchServer)
     assert (other.url, other.topk, other.timeout_s) == ("http://b:1", 7, 2)
     assert other.token_file is None, "a token is for the server that it was given for"
     path = tmp_path / "again.yaml"
@@ -601,7 +609,7 @@ def test_another_retriever_is_as_the_first_in_what_it_leaves_out(tmp_path: Path)
         evaluation={"arms": ["other_retriever"], "other_search": {"topk": 9}},
     )
     other = build_config(same_server).evaluation.other_search
-    assert other is not None
+    assert isinstance(other, SearchServer)
     assert (other.url, other.topk, other.token_file) == ("http://a:1", 9, Path("secret"))
 
 
@@ -674,7 +682,10 @@ def short(episode: Any) -> float:
 OWN_CODE: dict[str, dict[str, Any]] = {
     "a reward by its path": {"reward": {"functions": [{"path": "mine:short", "weight": 0.5}]}},
     "a reward": {"reward": {"functions": [{"path": short}, {"path": "mine:long"}]}},
-    "a tool and a search": {"environment": {"tools": ["search", short]}, "search": {"url": short}},
+    "a tool and a search": {
+        "environment": {"tools": ["search", short]},
+        "search": {"kind": "function", "path": short},
+    },
     "a local reward": {"reward": {"functions": [{"path": lambda episode: 1.0}]}},
 }
 

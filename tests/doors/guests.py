@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from forage.config.config_file import merge
 from forage.config.run_config import RunConfig, build_config
 from forage.rewards.scorer import Scorer
 from forage.rollout.play.player import Job, Player
@@ -43,9 +44,7 @@ def recipe(model: Path, **changes: Any) -> RunConfig:
         "search": {"url": search_server().url, "topk": 2, "deadline_s": 10},
         "reward": {"structure_score": 0.2, "retrieval_score": 0.1, "search_cost": 0.05},
     }
-    for key, value in changes.items():
-        tree[key] = {**tree.get(key, {}), **value}
-    return build_config(tree)
+    return build_config(merge(tree, changes, (RunConfig,)))
 
 
 async def played_by_forage(

@@ -29,7 +29,10 @@ def find(query: str) -> list[dict[str, str]]:
 
 def opened(**changes: Any) -> OpenRecipe:
     return OpenRecipe(
-        recipe(qwen3(QWEN3), **{"search": {"url": find, "deadline_s": 10}, **changes})
+        recipe(
+            qwen3(QWEN3),
+            **{"search": {"kind": "function", "path": find, "deadline_s": 10}, **changes},
+        )
     )
 
 

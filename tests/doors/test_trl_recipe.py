@@ -140,7 +140,7 @@ def test_a_failed_search_is_said_and_its_rollout_teaches_nothing(tmp_path: Path)
     async def broken(query: str) -> list[str]:
         raise OSError(f"no disk for {query}")
 
-    with opened(search={"url": broken}) as door:
+    with opened(search={"kind": "function", "path": broken}) as door:
         seen = watched(door)
         trainer = make_trainer(door, tmp_path)
         scripted(trainer, turns)

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from forage.config.model_config import EndpointConfig
-from forage.config.search_config import SearchConfig
+from forage.config.search_config import SearchServer
 from forage.remote.openai_replies import read_chat
 from forage.remote.request import RemoteFailure
 from forage.retrieval.client.client import SearchClient
@@ -43,7 +43,7 @@ async def search_client(
     url: str, secret: Path | None = None, max_retries: int = 1, timeout_s: float = 5.0
 ) -> Outcome:
     limits = {"max_retries": max_retries, "timeout_s": timeout_s, "deadline_s": 8.0}
-    settings = SearchConfig.model_validate({"url": url, "token_file": secret, **limits})
+    settings = SearchServer.model_validate({"url": url, "token_file": secret, **limits})
     async with SearchClient(settings, FIRST_PAUSE_S) as client:
         reply = await client.search("ada")
     return Outcome(reply.failure is not None, reply.failure, reply.detail)

@@ -84,10 +84,13 @@ class SearchClient:
     def __init__(self, settings: SearchConfig, backoff_s: float = 0.5) -> None:
         """``backoff_s``: the wait before the first retry, doubled with each one after it."""
         self._settings = settings
-        is_own = settings.is_own
-        self._dispatcher = OwnSearch(settings) if is_own else Dispatcher(settings, backoff_s)
-        # A query that a function does not take must not fail those that travel with it.
-        self._most_together = 1 if is_own else settings.max_queries_per_request
+        if settings.kind == "function":
+            self._dispatcher = OwnSearch(settings)
+            # A query that a function does not take must not fail those that travel with it.
+            self._most_together = 1
+        else:
+            self._dispatcher = Dispatcher(settings, backoff_s)
+            self._most_together = settings.max_queries_per_request
         self._cache: LruCache[str, tuple[Hit, ...]] = LruCache(settings.cache_size)
         self._pending: dict[str, _Pending] = {}
         self._queue: deque[_Pending] = deque()

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from forage.config.search_config import SearchConfig
+from forage.config.search_config import SearchServer
 from forage.data.corpus import replace_surrogates
 from forage.errors import UserError
 from forage.remote.request import BadReply, HttpReply, HttpRequest, HttpSender, RemoteFailure, Shape
@@ -66,7 +66,7 @@ def blame_of(failure: RemoteFailure) -> Blame:
 class Dispatcher:
     """One HTTP session to all servers; use it on one event loop, and close it."""
 
-    def __init__(self, settings: SearchConfig, backoff_s: float) -> None:
+    def __init__(self, settings: SearchServer, backoff_s: float) -> None:
         """``backoff_s``: the wait before the first retry, doubled with each one after it."""
         self._settings = settings
         # A tenth: a server that comes back before the deadline is noticed before it, too.

@@ -1,4 +1,4 @@
-"""A search of the user's own in place of a server: ``search.url: module:function``.
+"""A custom search function in place of a server: ``search: {kind: function, path: module:name}``.
 
 The client asks it as it asks the dispatcher: cache, deadline and noise are the client's. Nothing is
 sent, and nothing is tried again.
@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from forage.config.search_config import SearchConfig
+from forage.config.search_config import SearchFunction
 from forage.data.corpus import parse_contents, replace_surrogates
 from forage.errors import UserError
 from forage.remote.own_code import TooManyHangError, run_beside
@@ -33,12 +33,12 @@ class OwnSearch:
     A passage is a ``Passage``, a ``Hit``, a text, or a mapping as a line of a corpus.
     """
 
-    def __init__(self, settings: SearchConfig) -> None:
+    def __init__(self, settings: SearchFunction) -> None:
         """Import the function; raises ``UserError``."""
-        function = load_by_path(settings.url, "search.url")
-        self._name = written(settings.url)
+        function = load_by_path(settings.path, "search.path")
+        self._name = written(settings.path)
         if not callable(function):
-            raise UserError(f"search.url: {self._name} is no function, but {function!r}")
+            raise UserError(f"search.path: {self._name} is not a function but {function!r}")
         self._find = run_beside(function)
         self._topk = settings.num_asked
         self.num_requests = self.num_retries = self.num_failovers = self.num_ejections = 0

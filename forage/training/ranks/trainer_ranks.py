@@ -23,7 +23,7 @@ from forage.algorithms.packing import pack_mini_batches
 from forage.batch import Batch, Weighed
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.run_config import RunConfig
-from forage.config.search_config import SearchConfig
+from forage.config.search_config import SearchServer
 from forage.hardware import choose_matmul_kernel
 from forage.models import attention
 from forage.rewards.reward_config import RewardConfig
@@ -46,7 +46,7 @@ def _without_functions(config: RunConfig) -> RunConfig:
     sections = {
         "reward": RewardConfig(),
         "environment": EnvironmentConfig(),
-        "search": SearchConfig(),
+        "search": SearchServer(),
     }
     return config.model_copy(update=sections)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from forage.config.search_config import SearchConfig
+from forage.config.search_config import SearchServer
 from forage.errors import UserError
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.serve.port import bind_port
@@ -20,7 +20,7 @@ BACKOFF_S = 0.001
 def client_of(
     url: str | list[str], backoff_s: float = BACKOFF_S, **settings: object
 ) -> SearchClient:
-    config = SearchConfig.model_validate({"url": url, **settings})
+    config = SearchServer.model_validate({"url": url, **settings})
     return SearchClient(config, backoff_s)
 
 

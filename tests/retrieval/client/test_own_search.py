@@ -4,11 +4,11 @@ import asyncio
 import threading
 from collections.abc import Callable
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from forage.config.search_config import SearchConfig
+from forage.config.search_config import SearchFunction
 from forage.errors import UserError
 from forage.retrieval.client.client import SearchClient
 from forage.types import FailureKind, Hit, Passage, SearchReply
@@ -17,7 +17,7 @@ ROME = Passage("7", "Rome", "Rome lies on the Tiber.")
 
 
 async def ask(find: Callable[[str], Any] | str, query: str = "Rome", **keys: Any) -> SearchReply:
-    async with SearchClient(SearchConfig(url=find, **keys)) as client:
+    async with SearchClient(SearchFunction(path=cast(str, find), **keys)) as client:
         await client.wait_until_ready()
         return await client.search(query)
 
@@ -73,7 +73,7 @@ async def test_a_query_that_fails_takes_no_other_with_it_and_answers_are_remembe
         asked.append(query)
         return [query] if query != "bad" else 1 / 0  # pyright: ignore[reportReturnType]
 
-    async with SearchClient(SearchConfig(url=find)) as client:
+    async with SearchClient(SearchFunction(path=cast(str, find))) as client:
         replies = await asyncio.gather(*map(client.search, ["good", "bad", "good"]))
         await client.search("good")
         assert client.counts.requests == 2
@@ -82,12 +82,12 @@ async def test_a_query_that_fails_takes_no_other_with_it_and_answers_are_remembe
 
 
 async def test_what_is_no_function_is_an_error():
-    with pytest.raises(UserError, match="search.url: .*:ROME is no function"):
+    with pytest.raises(UserError, match="search.path: .*:ROME is not a function"):
         await ask("tests.retrieval.client.test_own_search:ROME")
 
 
 @pytest.mark.parametrize("path", ["subprocess:getoutput", "os:popen", "os.path:expanduser"])
 def test_a_function_of_pythons_own_library_is_refused(path: str):
     """A recipe that somebody else wrote needed no module to run each query in a shell."""
-    with pytest.raises(UserError, match=rf"search\.url is {path}, which is Python's own"):
-        SearchClient(SearchConfig(url=path))
+    with pytest.raises(UserError, match=rf"search\.path is {path}, which is Python's own"):
+        SearchClient(SearchFunction(path=path))
