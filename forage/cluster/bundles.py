@@ -126,7 +126,7 @@ def _place(bundles: Sequence[Bundle], machines: Sequence[Bundle]) -> list[int] |
 
 def _fewer(placement: PlacementConfig) -> Iterator[tuple[int, int]]:
     """Yields smaller (servers, ranks) that the placement's other keys allow, largest first."""
-    trainer, most = placement.trainer, placement.num_ranks or 0
+    trainer, most = placement.learning, placement.num_ranks or 0
     for num_servers in range(placement.num_servers, min(1, placement.num_servers) - 1, -1):
         for num_ranks in range(most, 0, -1):
             tensor = trainer.tensor_parallel
@@ -139,7 +139,7 @@ def _fewer(placement: PlacementConfig) -> Iterator[tuple[int, int]]:
 
 
 def _resized(placement: PlacementConfig, num_ranks: int, num_servers: int) -> PlacementConfig:
-    trainer = placement.trainer.model_copy(update={"num_ranks": num_ranks})
+    trainer = placement.learning.model_copy(update={"num_ranks": num_ranks})
     engine = placement.engine
     if engine.kind == "vllm" and num_servers:
         engine = engine.model_copy(update={"num_servers": num_servers})

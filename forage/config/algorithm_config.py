@@ -1,8 +1,7 @@
-"""The settings of ``algorithm``: the unions of estimators and losses, and what is beside them.
+"""The settings of ``algorithm``: the unions of estimators and losses, and their shared options.
 
-Each kind's own keys stand beside its formula, in ``forage/algorithms``; to add a kind is a file
-there and a line in a union here. ``run_config.py`` hangs the section under its root and adds the
-checks that span other sections. docs/algorithms.md has each option's formula, paper and key.
+The keys of each kind are next to its formula in ``forage/algorithms``; a new kind takes a file
+there and a line in a union here. docs/algorithms.md has each option's formula, paper and key.
 """
 
 from __future__ import annotations
@@ -101,29 +100,29 @@ class AlgorithmConfig(Frozen):
     advantage: Advantage = Grpo()
     """The estimator: how rewards become advantages."""
     loss: PolicyLoss = ClippedLoss()
-    """How an advantage becomes the loss of a token."""
+    """The loss of a token."""
     aggregate: Aggregate = TokenMean()
-    """How the losses of tokens become the loss of a batch."""
+    """How token losses are combined into the loss of a batch."""
     decoupled: bool = False
-    """Take ratios to the trainer's policy before the step, not to the sampler's."""
+    """Compute ratios against the trainer's policy before the step instead of the sampler's."""
     train_observations: bool = False
-    """An ablation: train search results as if the policy had written them."""
+    """Ablation: train on search results as if the policy had written them."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
-    """The factor of the entropy that is taken off the loss."""
+    """Coefficient of the entropy bonus."""
     early_stop_ratio: float | None = Field(default=None, gt=1)
-    """Leave out an update where the mean ratio of its tokens is above this; null: none."""
+    """Skip updates whose mean token ratio is above this; null: never."""
     kl: KlConfig | None = None
-    """The leash to a reference model; null: none."""
+    """KL penalty towards a reference model; null: off."""
     likelihood_protection: LikelihoodProtectionConfig | None = None
-    """Keeps good actions likely (LLDS); null: off."""
+    """Keeps correct actions likely (LLDS); null: off."""
     overlong: OverlongConfig | None = None
-    """The penalty for writing close to a limit; null: none."""
+    """Penalty for long episodes; null: off."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """Replaces groups that teach nothing; null: off, {}: on."""
+    """Replaces groups without a learning signal; null: off, {}: on."""
     sequence_mask: SequenceMaskConfig | None = None
-    """Masks bad sequences that the policy has left behind (OPSM); null: off, {}: on."""
+    """Masks off-policy sequences with negative advantage (OPSM); null: off, {}: on."""
     correction: CorrectionConfig = CorrectionConfig()
-    """Importance weights and rejection where sampler and trainer disagree."""
+    """Importance weights and rejection for differences between sampler and trainer."""
 
     @property
     def critic(self) -> CriticConfig | None:

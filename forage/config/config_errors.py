@@ -17,12 +17,12 @@ from forage.errors import did_you_mean
 from forage.settings import IMPORT_PATH, kinds_of, models_at
 
 _TYPE_NAME = re.compile(r"(function|lax|nullable)-.*|(tuple|list|dict)\[.*|str|int|float|bool|path")
-"""How pydantic calls the members of a union in a location, where they are no keys."""
+"""Names that pydantic adds to a location for members of a union; they are not keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an error lies: its key, the section that holds it, and the kinds of that section."""
+    """The location of an error: its key, the section of the key, and that section's kinds."""
 
     path: str
     section: type[BaseModel]
@@ -36,7 +36,7 @@ class _Place:
 
 
 def explain(root: type[BaseModel], detail: dict[str, Any]) -> str:
-    """One of pydantic's errors about settings of ``root``, as a sentence for who wrote them."""
+    """Turns a pydantic error about settings of ``root`` into a sentence for the user."""
     place = _place(root, detail["loc"])
     path, kinds = place.path, list(kinds_of(place.inner))
     or_null = ", or null to do without" if place.may_be_null else ""
@@ -60,7 +60,7 @@ def explain(root: type[BaseModel], detail: dict[str, Any]) -> str:
             needed = f"a section of keys{or_kind} is needed{or_null}"
             return f"{path}: {needed} (got {detail['input']!r})"
         case "string_pattern_mismatch" if detail["ctx"]["pattern"] == IMPORT_PATH:
-            needed = "write module:name, of something defined at the top level of that module"
+            needed = "write module:name for something defined at the top level of that module"
             return f"{path} is {detail['input']!r}; {needed}"
         case "value_error":
             return str(detail["msg"]).removeprefix("Value error, ")
@@ -69,7 +69,7 @@ def explain(root: type[BaseModel], detail: dict[str, Any]) -> str:
 
 
 def _place(root: type[BaseModel], location: tuple[str | int, ...]) -> _Place:
-    """The place of an error, without the names of kinds that pydantic puts into its location."""
+    """The place of an error; drops the names of kinds that pydantic puts into its location."""
     names: list[str] = []
     section, inner = root, [root]
     kinds: dict[str, type[BaseModel]] = {}
@@ -88,8 +88,8 @@ def _place(root: type[BaseModel], location: tuple[str | int, ...]) -> _Place:
     return _Place(".".join(names), section, kinds, inner)
 
 
-# What other trainers call the keys that are looked for first.
-_ELSEWHERE = {
+# Names in other trainers of the keys that newcomers look for first.
+_NAMES_IN_OTHER_TRAINERS = {
     "batch_size": "trainer.questions_per_step",
     "lr": "trainer.learning_rate",
     "max_steps": "trainer.num_steps",
@@ -100,12 +100,12 @@ _ELSEWHERE = {
 
 
 def nearest_key(root: type[BaseModel], option: str) -> str | None:
-    """The key that somebody meant who wrote it as an option: ``--learning-rate``, ``--lr``."""
+    """The key meant by a command-line option such as ``--learning-rate`` or ``--lr``."""
     name = option.lstrip("-").replace("-", "_")
     keys = all_paths(root)
     same = [key for key in keys if key.rsplit(".", 1)[-1] == name]
     ours = next((key for key in same if key.startswith("trainer.")), None)
-    return _ELSEWHERE.get(name) or ours or next(iter(same), None)
+    return _NAMES_IN_OTHER_TRAINERS.get(name) or ours or next(iter(same), None)
 
 
 def _hint(root: type[BaseModel], place: _Place) -> str:
@@ -114,10 +114,10 @@ def _hint(root: type[BaseModel], place: _Place) -> str:
     holders = [kind for kind, model in place.kinds.items() if name in model.model_fields]
     if holders:
         return f": {section} has it with kind: {' or '.join(holders)}"
-    if name in _ELSEWHERE:
-        return f"; did you mean {_ELSEWHERE[name]}?"
+    if name in _NAMES_IN_OTHER_TRAINERS:
+        return f"; did you mean {_NAMES_IN_OTHER_TRAINERS[name]}?"
     keys = all_paths(root)
-    # The right name in the wrong place is likelier than another name in the same place.
+    # The right name in the wrong section is likelier than another name in the same section.
     close = [key for key in keys if key.rsplit(".", 1)[-1] == name]
     close = close or [
         f"{section}.{key}" if section else key

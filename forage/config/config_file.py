@@ -1,9 +1,9 @@
-"""A recipe's file as a tree of settings, on top of the files that it is based on.
+"""Reads a recipe and its base files into one tree of settings, and applies overrides.
 
-``base: other.yaml``, or a list of files, names what a recipe starts from, relative to itself. Later
-files win over earlier ones and the recipe over all; sections are merged, everything else is
-replaced, and what is null is taken away. ``key.sub=value`` from the command line is laid above them
-all. Where a section changes its kind, the keys of the old kind go.
+``base: other.yaml``, or a list of files, names the recipe's bases, relative to the recipe. Later
+files win over earlier ones, the recipe over its bases, and ``key.sub=value`` from the command line
+over everything. Sections are merged and values replaced; null removes a key. If a section changes
+its kind, keys that only the old kind has are dropped.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ LOG = logging.getLogger(__name__)
 Tree = dict[str, Any]
 BASE = "base"
 MAX_YAML_BYTES = 2**18
-"""PyYAML takes a second for so much; a recipe with all its settings has 10,000 bytes."""
+"""PyYAML needs a second for this size; a recipe with every setting has 10,000 bytes."""
 _MAX_VALUES = 20_000
 _MAX_DEPTH = 50
 
 
 def read_tree(path: Path, models: Models = (), based_on_it: tuple[Path, ...] = ()) -> Tree:
-    """The settings of a recipe with those of its bases beneath; raises ``UserError``.
+    """Reads a recipe merged over its bases; raises ``UserError``.
 
-    ``models`` is what the tree will be read as. ``based_on_it`` are the files that asked for this
-    one, to find a circle by.
+    ``models`` are the models that will validate the tree. ``based_on_it`` are the files that led to
+    this one, to detect a cycle.
     """
     tree = _read(path)
     bases = tree.pop(BASE, [])
@@ -53,17 +53,17 @@ def read_tree(path: Path, models: Models = (), based_on_it: tuple[Path, ...] = (
 
 
 def _has_model(tree: Tree) -> bool:
-    """Whether a tree names a model: a note from below it would be about another one."""
+    """Whether a tree names a model; a base's note would then describe a different one."""
     model = tree.get("model")
     return isinstance(model, dict) and "path" in model
 
 
 def merge(below: Tree, above: Tree, models: Models = (), path: str = "") -> Tree:
-    """Both trees in one; where both have a value, that of ``above``.
+    """Merges two trees; ``above`` wins.
 
     ``{"a": {"b": 1, "c": 2}, "d": {"e": 3}}`` below ``{"a": {"c": 4}, "d": None}`` gives
-    ``{"a": {"b": 1, "c": 4}, "d": None}``. ``models`` are those of the section at ``path``: where
-    one is a union of kinds and ``above`` names another kind, keys go that only the old one has.
+    ``{"a": {"b": 1, "c": 4}, "d": None}``. ``models`` are those of the section at ``path``: if
+    ``above`` changes the kind of a section, keys that only the old kind has are dropped.
     """
     merged = dict(below)
     for key, value in above.items():
@@ -77,7 +77,7 @@ def merge(below: Tree, above: Tree, models: Models = (), path: str = "") -> Tree
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value of a tree under its dotted name; an empty section is a value."""
+    """Yields each value of a tree with its dotted name; an empty section counts as a value."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -86,12 +86,12 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _written_out(value: Any, models: Models) -> Any:
-    """A section in its long form: ``rloo`` is ``{kind: rloo}`` where there are kinds."""
+    """Expands the short form of a section with kinds: ``rloo`` becomes ``{kind: rloo}``."""
     return {"kind": value} if isinstance(value, str) and kinds_of(models) else value
 
 
 def _of_new_kind(old: Tree, new: Tree, models: Models, path: str) -> Tree:
-    """What is left of a section when another kind is laid over it."""
+    """Drops the keys of ``old`` that the kind of ``new`` does not have, with a warning."""
     model = kinds_of(models).get(str(new.get("kind")))
     if model is None or new["kind"] == old.get("kind"):
         return old
@@ -119,11 +119,11 @@ def _read(path: Path) -> Tree:
 
 
 class EndlessValue(yaml.YAMLError):
-    """YAML whose values do not end, are nested too deep, or are too many."""
+    """YAML with values that contain themselves, are nested too deeply, or are too many."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads plain values; a number too long to be shown is an error."""
+    """Loads plain values; rejects integers with more digits than Python prints."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         value = super().construct_yaml_int(node)
@@ -135,10 +135,10 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def parse_yaml(text: str) -> Any:
-    """The plain values of a YAML text; raises ``yaml.YAMLError``.
+    """Parses YAML into plain values; raises ``yaml.YAMLError``.
 
-    ``EndlessValue`` where a value holds itself, as in ``a: &x {b: *x}``, is nested too deep, or
-    grows beyond all use with its aliases. Nothing is built before that is known.
+    Raises ``EndlessValue``, before it builds anything, if a value contains itself, as in
+    ``a: &x {b: *x}``, is nested too deeply, or expands to too many values through its aliases.
     """
     if len(text) > MAX_YAML_BYTES:
         raise EndlessValue(f"it has more than {MAX_YAML_BYTES:,} characters")
@@ -158,7 +158,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _num_values(node: yaml.Node, above: tuple[int, ...], known: dict[int, int]) -> int:
-    """How many values a node stands for, each alias counted as what it names."""
+    """Counts the values of a node, each alias expanded."""
     if id(node) in above:
         raise EndlessValue("a value holds itself: an alias (*) stands below its own anchor (&)")
     if len(above) > _MAX_DEPTH:
@@ -176,7 +176,7 @@ def _num_values(node: yaml.Node, above: tuple[int, ...], known: dict[int, int]) 
 
 
 def apply_override(tree: Tree, override: str, models: Models = ()) -> Tree:
-    """The tree with one ``key.sub=value`` laid over it; raises ``UserError``."""
+    """Applies one ``key.sub=value`` to a tree; raises ``UserError``."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(
@@ -196,7 +196,7 @@ def apply_override(tree: Tree, override: str, models: Models = ()) -> Tree:
         value = _parse_value(text)
     except EndlessValue as error:
         raise UserError(f"override {override!r}: {error}") from error
-    if isinstance(value, dict):  # a whole section takes the place of what is there
+    if isinstance(value, dict):  # a whole section replaces the old one
         tree = merge(tree, _nested(names, None), models)
     return merge(tree, _nested(names, value), models)
 
@@ -208,7 +208,7 @@ def _nested(names: Sequence[str], value: Any) -> Tree:
 
 
 def _parse_value(value: str) -> Any:
-    """The value that a text stands for, itself where it is no YAML; raises ``EndlessValue``."""
+    """Parses a value; text that is not YAML is returned as is. Raises ``EndlessValue``."""
     try:
         parsed = parse_yaml(value)
     except EndlessValue:

@@ -1,4 +1,4 @@
-"""The settings of ``data``: files of questions, their order, and the index that some arms read."""
+"""The settings of ``data``: question files, their order, and an index for some evaluation arms."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ QuestionSet = Literal[
     "search-r1",
     "seven",
 ]
-"""Published sets as ``forage data prepare`` names them."""
+"""Published datasets by the names of ``forage data prepare``."""
 
 
 class DataConfig(Frozen):
-    """Question files of any form that ``forage.data.forms`` reads, their order, and an index."""
+    """Question files in any form that ``forage.data.forms`` reads, their order, and an index."""
 
     train: Path | None = None
-    """The file of questions to train on."""
+    """Training questions (file)."""
     test: Path | None = None
-    """The file of questions to evaluate on."""
+    """Evaluation questions (file)."""
     train_form: str | None = None
-    """The form of the records of train, where it fits more than one."""
+    """Record format of train, if it is ambiguous."""
     test_form: str | None = None
-    """The form of the records of test, where it fits more than one."""
+    """Record format of test, if it is ambiguous."""
     train_sets: tuple[QuestionSet, ...] = ()
-    """The published sets that train is made of, named if the file is missing."""
+    """Published datasets in train: how to get them is printed if the file is missing."""
     test_sets: tuple[QuestionSet, ...] = ()
-    """The published sets that test is made of, named if the file is missing."""
+    """Published datasets in test: how to get them is printed if the file is missing."""
     order: Literal["shuffled", "easy_first"] = "shuffled"
-    """The order of training; easy_first: the first epoch from easy to hard."""
+    """Order of training questions; easy_first: the first epoch goes from easy to hard."""
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
-    """The share of each data source in training."""
+    """Sampling weight of each data source in training."""
     difficulty: Path | None = None
-    """A file of episodes that says how often each question was answered."""
+    """A file of episodes from which each question's success rate is measured."""
     min_success: float = Field(default=0.0, ge=0, le=1)
-    """Keep questions that were answered at least this often."""
+    """Drop questions with a lower success rate."""
     max_success: float = Field(default=1.0, ge=0, le=1)
-    """Keep questions that were answered at most this often."""
+    """Drop questions with a higher success rate."""
     index: Path | None = None
-    """A directory of forage index, whose passages the arms gold and random show."""
+    """Index directory whose passages the arms gold and random show."""
 
     @property
     def has_band(self) -> bool:
-        """Whether questions are kept by their measured success."""
+        """Whether questions are filtered by success rate."""
         return (self.min_success, self.max_success) != (0.0, 1.0)
 
     @model_validator(mode="after")

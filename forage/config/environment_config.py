@@ -10,32 +10,32 @@ from forage.settings import Frozen, Own, written
 
 
 class EnvironmentConfig(Frozen):
-    """The protocol, the tools and the budgets of an episode; the prompt follows the protocol."""
+    """Protocol, tools and budgets of an episode; the default prompt depends on the protocol."""
 
     protocol: Literal["tags", "tools"] = "tags"
-    """tags in the policy's own text, or tools through the chat template."""
+    """tags: searches are tags in the policy's text; tools: tool calls of the chat template."""
     dialect: Literal["forage", "search_r1", "slime", "rlinf", "verl", "verl_2025"] = "forage"
-    """The published system whose exact texts and rules are played."""
+    """The published system whose exact texts and rules apply."""
     tools: tuple[Own, ...] = Field(default=("search",), min_length=1)
-    """search, open_page, a tool of one's own (module:name), or an MCP server's (mcp:URL)."""
+    """search, open_page, a custom tool (module:name), or the tools of an MCP server (mcp:URL)."""
     prompt: str = "search-r1"
-    """A built-in template or a file of one."""
+    """Name of a built-in prompt template, or a template file."""
     system_message: str = ""
-    """The message before the prompt; empty: none but the chat template's own."""
+    """System message; empty: the chat template's default."""
     max_turns: int = Field(default=4, ge=1)
-    """Turns of an episode at most."""
+    """Maximum turns per episode."""
     has_final_turn: bool = True
-    """Whether one more turn, in which no search is run, asks for the answer."""
+    """Whether a final turn without searches asks for the answer."""
     max_turn_tokens: int = Field(default=500, ge=1)
-    """Tokens that a turn may sample."""
+    """Maximum sampled tokens per turn."""
     max_observation_tokens: int = Field(default=500, ge=16)
-    """Tokens of an observation at most."""
+    """Maximum tokens per observation."""
     max_reply_characters: int | None = Field(default=None, ge=32)
-    """Characters that veRL's dialects keep of a reply, half at either end; null: all."""
+    """Characters that veRL's dialects keep of a reply, half at each end; null: all."""
     keep_observations: int | None = Field(default=None, ge=1)
-    """Results that stay in the context; a note takes the place of older ones. null: all."""
+    """Results kept in the context; a note replaces older ones. null: all."""
     max_tokens: int = Field(default=4096, ge=64)
-    """Tokens of an episode at most, with its prompt; of a context where results are archived."""
+    """Maximum tokens per episode, prompt included; with keep_observations, per context."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,6 +1,6 @@
 """The settings of ``evaluation``: which questions, arms and method, how sampled, and how often.
 
-docs/evaluation.md has their use.
+See docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ NEVER_SEARCH: tuple[Method, ...] = ("direct", "chain_of_thought")
 
 
 class EvaluationConfig(Frozen):
-    """Which arms and questions, how they are sampled, and how often during training.
+    """Which arms and questions are evaluated, how they are sampled, and how often.
 
-    A part of the questions keeps the shares of the data sources and of the numbers of hops. A
-    method that never searches has no arms to tell apart.
+    A subset keeps the proportions of data sources and numbers of hops.
     """
 
     method: Method = "search"
-    """search plays as training does; the others are those of docs/baselines.md."""
+    """search plays as in training; docs/baselines.md describes the others."""
     num_candidates: int | None = Field(default=None, ge=2)
-    """Episodes that rejection sampling plays of a question; null: 5."""
+    """Episodes per question for rejection sampling; null: 5."""
     every: int = Field(default=0, ge=0)
-    """Steps of training between evaluations; 0: never."""
+    """Training steps between evaluations; 0: never."""
     at_end: bool = False
     """Evaluate all questions when training ends."""
     num_questions: int | None = Field(default=None, ge=1)
-    """How many questions of data.test are evaluated; null: all."""
+    """Number of questions of data.test to evaluate; null: all."""
     num_training_questions: int | None = Field(default=None, ge=1)
-    """How many of these are evaluated during training; null: all of them."""
+    """Number of these questions to evaluate during training; null: all."""
     subset_seed: int | None = Field(default=0, ge=0)
-    """Shuffles before a part is taken; null: the first of the file."""
+    """Seed of the subset; null: the first questions of the file."""
     arms: tuple[Arm, ...] = ("normal",)
     """The conditions under which the questions are played."""
     other_search: SearchConfig | None = None
-    """The retriever of the arm other_retriever; what it leaves out is as in search."""
+    """Retriever of the arm other_retriever; missing keys are copied from search."""
     num_samples: int = Field(default=1, ge=1)
-    """Episodes of a question, where temperature is above 0."""
+    """Episodes per question; more than 1 requires temperature above 0."""
     temperature: float = Field(default=0.0, ge=0)
-    """The temperature of the sampling; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     num_bootstrap: int = Field(default=1000, ge=100)
-    """Resamples of the questions for the intervals."""
+    """Bootstrap resamples for the confidence intervals."""
 
     @property
     def searches(self) -> bool:

@@ -11,27 +11,24 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from forage.config.shipped_recipes import find_model
 from forage.settings import Frozen
 
-KEYS_OF_WEIGHTS = ("dtype", "arithmetic", "device", "compile", "gradient_checkpointing", "lora")
-"""Keys of ``model`` that are read where the weights are loaded here."""
-
 
 class LoraConfig(Frozen):
-    """Adapters beside linear layers."""
+    """LoRA adapters of the linear layers."""
 
     rank: int = Field(default=16, ge=1)
-    """The rank of the adapters."""
+    """Rank of the adapters."""
     alpha: float = Field(default=32.0, gt=0)
     """Adapters are scaled by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """The share of the adapters' input that forage sft drops."""
+    """Dropout on the adapters' input, in forage sft only."""
     target_modules: tuple[str, ...] = ()
-    """Names of layers such as q_proj; none: every linear layer of the blocks."""
+    """Layer names such as q_proj; empty: every linear layer of the blocks."""
 
 
 Form = Literal["completions", "chat"]
 Omittable = Literal["temperature", "top_p", "seed", "stop", "max_tokens"]
 
-# What the engine of each form writes into a request itself, or could not read the reply to.
+# Request fields that the engine of each form sets itself, or whose replies it could not read.
 _SHARED_FIELDS = frozenset(
     ("model", "stream", "n", "temperature", "top_p", "seed", "stop", "max_tokens", "logprobs")
 )
@@ -44,36 +41,36 @@ _OWN_FIELDS: dict[Form, frozenset[str]] = {
 
 
 class EndpointConfig(Frozen):
-    """Where the model is served by OpenAI's API, under which name, and how patiently it is asked.
+    """An OpenAI-compatible server of the model: address, model name, timeouts and retries.
 
-    Keys of servers are no settings: a variable or a file that holds one is named here. What each
-    form can and cannot know of the policy is told in docs/endpoints.md.
+    Settings never hold an API key, only the variable or file that does. docs/endpoints.md explains
+    what each form can learn about the policy.
     """
 
     url: str = Field(pattern=r"^https?://[^\s]+$")
-    """What the paths of the API stand under, for example http://127.0.0.1:8000/v1."""
+    """Base URL of the API, for example http://127.0.0.1:8000/v1."""
     served_model: str = Field(min_length=1)
-    """The name under which the server knows the model."""
+    """The model's name on the server."""
     form: Form = "completions"
-    """completions: token ids both ways (vLLM, SGLang); chat: texts alone."""
+    """completions: token ids in both directions (vLLM, SGLang); chat: text only."""
     key_variable: str | None = Field(default=None, min_length=1)
-    """The environment variable that holds the key of the server."""
+    """The environment variable with the server's API key."""
     key_file: Path | None = None
-    """The file that holds the key of the server."""
+    """The file with the server's API key."""
     timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds after which a request is given up."""
+    """Timeout of a request, in seconds."""
     max_retries: int = Field(default=4, ge=0)
-    """How often a failed request is sent again."""
+    """Maximum retries of a failed request."""
     max_concurrent_requests: int = Field(default=32, ge=1)
-    """Requests at the same time at most."""
+    """Maximum concurrent requests."""
     omit: tuple[Omittable, ...] = ()
-    """Fields that a server of the form chat does not take."""
+    """Request fields to leave out, for servers of the form chat that reject them."""
     extra: dict[str, JsonValue] = Field(default={})
-    """Fields that are sent with each request as they stand."""
+    """Additional fields sent with each request."""
 
     @property
     def base_url(self) -> str:
-        """The address that ``/completions``, ``/chat/completions`` and ``/models`` hang under."""
+        """The URL that ``/completions``, ``/chat/completions`` and ``/models`` are appended to."""
         return self.url.rstrip("/")
 
     @model_validator(mode="after")
@@ -81,7 +78,7 @@ class EndpointConfig(Frozen):
         parts = urlsplit(self.url)
         if self.base_url.endswith("/completions"):
             raise ValueError(
-                f"model.endpoint.url is {self.url}: name what the paths of the API hang under, for "
+                f"model.endpoint.url is {self.url}: set the base URL of the API, for "
                 "example http://127.0.0.1:8000/v1; model.endpoint.form chooses between them"
             )
         if parts.username or parts.password or parts.query:
@@ -108,24 +105,24 @@ class EndpointConfig(Frozen):
 
 
 class ModelConfig(Frozen):
-    """The policy; with ``endpoint`` a server samples, and ``path`` names the tokenizer alone."""
+    """The policy; with ``endpoint`` a server samples, and ``path`` only names the tokenizer."""
 
     path: str
     """A Hugging Face directory or hub id, or a directory of adapters."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """The type of the weights."""
+    """Data type of the weights."""
     arithmetic: Literal["bfloat16"] | None = None
-    """The type of products over float32 weights; null: that of the weights."""
+    """Data type of matrix products over float32 weights; null: float32."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the weights are; CUDA_VISIBLE_DEVICES chooses the GPU."""
+    """Device of the weights; CUDA_VISIBLE_DEVICES selects the GPU."""
     compile: bool = False
-    """Fuse the operations between products by torch.compile: faster on a GPU, after a minute."""
+    """Use torch.compile to fuse operations: faster on a GPU, after a minute of compiling."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass, to save memory; learning compiles nothing."""
+    """Recompute activations in the backward pass to save memory; the trainer never compiles."""
     lora: LoraConfig | None = None
-    """Learn adapters and leave the weights as they are; null: learn the weights."""
+    """Train adapters and freeze the weights; null: train the weights."""
     endpoint: EndpointConfig | None = None
-    """A server that samples instead, for forage eval and play; null: none."""
+    """A server that samples instead, for forage eval and forage play; null: none."""
 
     @field_validator("path")
     @classmethod
@@ -135,7 +132,7 @@ class ModelConfig(Frozen):
     @field_validator("device", mode="before")
     @classmethod
     def _no_number(cls, device: object) -> object:
-        """Threads of their own sample, learn and write, and each begins on the first GPU."""
+        """Sampling, learning and writing run on threads that each start on the first GPU."""
         if isinstance(device, str) and device.startswith("cuda:"):
             raise ValueError(
                 f"model.device is {device}: set it to cuda, and choose the GPU by the environment "
@@ -146,15 +143,16 @@ class ModelConfig(Frozen):
     @model_validator(mode="after")
     def _no_dead_keys(self) -> Self:
         if self.endpoint is not None:
-            for name in sorted(set(KEYS_OF_WEIGHTS) & self.model_fields_set):
-                raise ValueError(
-                    f"model.{name} does nothing with model.endpoint, where a server has the "
-                    "weights; remove it"
-                )
+            for name, field in type(self).model_fields.items():
+                if name not in ("path", "endpoint") and getattr(self, name) != field.default:
+                    raise ValueError(
+                        f"model.{name} does nothing with model.endpoint, whose server has the "
+                        "weights; remove it"
+                    )
         if self.arithmetic is not None and self.dtype != "float32":
             raise ValueError(
-                f"model.arithmetic does nothing with model.dtype: {self.dtype}, in which all is "
-                "computed; set model.dtype to float32, or remove it"
+                f"model.arithmetic does nothing with model.dtype: {self.dtype}, the type that everything "
+                "is computed in; set model.dtype to float32, or remove it"
             )
         if self.compile and self.arithmetic is not None:
             raise ValueError(

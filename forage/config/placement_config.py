@@ -1,4 +1,4 @@
-"""The settings of ``placement``: machines, GPUs, what samples, and what rests in host memory.
+"""The settings of ``placement``: machines, GPUs, the engine, and offloading to host memory.
 
 ``forage train --dry-run`` plans with every key (see ``plan/``), and ``not_yet`` says what training
 refuses.
@@ -15,9 +15,9 @@ from forage.config.server_config import SglangPlacement, VllmPlacement
 from forage.settings import Frozen, kind_or
 
 USUAL_LOGPROB_DIFF = {"float32": 1e-3, "bfloat16": 0.1}
-"""How far sampler and trainer may differ, in nats per token in the mean, by the coarser type.
+"""Largest mean difference between sampler and trainer, in nats per token, by the coarser type.
 
-Measured with the right weights: at most 2e-5 and 0.053 (docs/engines.md).
+With equal weights, at most 2e-5 and 0.053 were measured (docs/engines.md).
 """
 
 
@@ -51,64 +51,64 @@ class TorchPlacement(Frozen):
 
 
 class TrainerPlacement(Frozen):
-    """The ranks that learn: how many, and how weights, rows and matrices are cut over them."""
+    """The ranks that learn: how many, and how weights, rows and matrices are split over them."""
 
     num_ranks: int | None = Field(default=None, ge=1)
-    """Processes that learn; null: one for each GPU."""
+    """Number of ranks; null: one per GPU."""
     replicas: int = Field(default=1, ge=1)
-    """Whole copies of the weights, each cut over a part of the ranks (hybrid sharding)."""
+    """Full copies of the weights, each sharded over part of the ranks (hybrid sharding)."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Ranks that the matrices of a block are cut over."""
+    """Ranks that share the matrices of a block."""
     sequence_parallel: int = Field(default=1, ge=1)
-    """Ranks that the tokens of a micro-batch are cut over, for episodes that fit no single one."""
+    """Ranks that share the tokens of a micro-batch, for episodes too long for one GPU."""
     compute_dtype: Literal["bfloat16"] | None = None
-    """The type of arithmetic, and of servers on GPUs; sums are float32; null: model.dtype."""
+    """Data type of computation, and of servers on GPUs; sums stay float32; null: model.dtype."""
     offload: tuple[Literal["policy", "critic", "reference"], ...] = ()
-    """Models whose weights, gradients and optimizer states rest in host memory."""
+    """Models whose weights, gradients and optimizer states are kept in host memory."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds that a rank waits for another before it gives up, which ends the run."""
+    """Seconds a rank waits for another before the run ends with an error."""
     reduce_once: bool = False
-    """Sum gradients over ranks once a step: less traffic, a whole gradient on every rank."""
+    """Sum gradients over ranks once per step: less traffic, but each rank holds a full gradient."""
 
 
 class LocalCluster(Frozen):
-    """This machine: ranks and servers are processes of it."""
+    """This machine: the run starts ranks and servers as local processes."""
 
     kind: Literal["local"] = "local"
 
 
 class RayCluster(Frozen):
-    """Machines that Ray joins: it finds places for ranks and servers on them."""
+    """A Ray cluster: Ray places ranks and servers on its machines."""
 
     kind: Literal["ray"] = "ray"
     address: str | None = None
-    """Where Ray runs (HOST:PORT, or auto); null: at RAY_ADDRESS, else the run starts it here."""
+    """Ray's address (HOST:PORT or auto); null: RAY_ADDRESS, or else started on this machine."""
     startup_timeout_s: float = Field(default=45.0, gt=0)
-    """Seconds in which Ray has to be reached, and to have places for the run."""
+    """Seconds to reach Ray and to reserve places for the run."""
     cpus_each: float = Field(default=1.0, gt=0)
-    """CPUs that each rank and each server takes of Ray's count; a half lets two share one."""
+    """CPUs that each rank and each server reserves in Ray; 0.5 lets two share one."""
 
 
 class PlacementConfig(Frozen):
-    """What a run is spread over; the default is one process on ``model.device``."""
+    """Where a run's processes are; the default is one process on ``model.device``."""
 
     cluster: Annotated[LocalCluster | RayCluster, Field(discriminator="kind"), kind_or("local")] = (
         LocalCluster()
     )
-    """Who starts ranks and servers: the run itself on its machine, or Ray on several."""
+    """Starts ranks and servers: the run itself on one machine, or Ray on several."""
 
     num_nodes: int = Field(default=1, ge=1)
-    """Machines of the run."""
+    """Number of machines."""
     gpus_per_node: int = Field(default=1, ge=1)
-    """GPUs of a machine; weights, gradients and states are cut over all."""
+    """GPUs per machine; weights, gradients and optimizer states are sharded over all of them."""
     engine: Annotated[
         TorchPlacement | VllmPlacement | SglangPlacement,
         Field(discriminator="kind"),
         kind_or("torch"),
     ] = TorchPlacement()
-    """What samples."""
-    trainer: TrainerPlacement = TrainerPlacement()
-    """What learns."""
+    """The engine that samples."""
+    trainer: TrainerPlacement | None = None
+    """The ranks; null: one process learns on one GPU or a CPU, otherwise one rank per GPU."""
 
     @property
     def in_process(self) -> TorchPlacement:
@@ -117,20 +117,20 @@ class PlacementConfig(Frozen):
 
     @property
     def num_ranks(self) -> int | None:
-        """Processes that learn; None where the one process of the run does."""
+        """Number of ranks; None if the run's own process learns."""
         num_gpus = self.num_gpus - self.own_gpus
-        if self.trainer.num_ranks is None and num_gpus == 1 and self.cluster.kind == "local":
+        if self.trainer is None and num_gpus == 1 and self.cluster.kind == "local":
             return None
-        return self.trainer.num_ranks or num_gpus
+        return self.learning.num_ranks or num_gpus
 
     @property
     def own_gpus(self) -> int:
-        """GPUs on which servers sample and nothing learns."""
+        """GPUs reserved for servers."""
         return self.engine.own_gpus if self.engine.kind == "vllm" else 0
 
     @property
     def num_servers(self) -> int:
-        """Servers that Forage starts."""
+        """Number of servers that Forage starts."""
         if self.engine.kind != "vllm" or self.engine.urls:
             return 0
         num_gpus = self.own_gpus or self.num_gpus
@@ -138,53 +138,47 @@ class PlacementConfig(Frozen):
 
     @property
     def num_engines(self) -> int:
-        """Engines that sample: this process, servers that run already, or those that will."""
+        """Number of engines: this process, running servers, or servers yet to be started."""
         if self.engine.kind == "torch":
             return 1
         started = self.num_servers or max(1, self.num_gpus // self.engine.tensor_parallel)
         return len(self.engine.urls) or started
 
     def arithmetic_of(self, model: ModelConfig) -> str:
-        """The type in which the trainer multiplies."""
-        return self.trainer.compute_dtype or model.arithmetic or model.dtype
+        """Data type of the trainer's matrix products."""
+        return self.learning.compute_dtype or model.arithmetic or model.dtype
 
     def dtype_of_servers(self, model: ModelConfig) -> str:
-        """The type in which servers keep weights and sample: the trainer's arithmetic on a GPU."""
+        """Data type of the servers: the trainer's arithmetic on a GPU, ``model.dtype`` on a CPU."""
         return model.dtype if model.device == "cpu" else self.arithmetic_of(model)
 
     def max_logprob_diff(self, model: ModelConfig) -> float:
-        """The mean difference of log-probabilities beyond which an engine has other weights."""
+        """Mean log-probability difference above which an engine counts as having wrong weights."""
         types = {self.arithmetic_of(model), self.dtype_of_servers(model)}
         usual = USUAL_LOGPROB_DIFF["float32" if types == {"float32"} else "bfloat16"]
         return self.engine.max_logprob_diff or usual
 
     @property
     def learning(self) -> TrainerPlacement:
-        """``trainer`` with what ``engine.offload`` adds to it."""
+        """``trainer``, or its defaults, with the models that ``engine.offload`` offloads."""
+        trainer = self.trainer or TrainerPlacement()
         if not self.engine.offload:
-            return self.trainer
-        return self.trainer.model_copy(update={"offload": ("policy", "critic", "reference")})
+            return trainer
+        return trainer.model_copy(update={"offload": ("policy", "critic", "reference")})
 
     @property
     def num_gpus(self) -> int:
-        """Devices in all; 1 also stands for a CPU."""
+        """Total number of devices; 1 for a CPU."""
         return self.num_nodes * self.gpus_per_node
 
     @property
     def has_server(self) -> bool:
-        """Whether the engine is a server with weights of its own."""
+        """Whether the engine is a server, with its own copy of the weights."""
         return self.engine.kind != "torch"
 
     @model_validator(mode="after")
     def _ranks_can_be_cut(self) -> Self:
-        trainer, num_ranks = self.trainer, self.num_ranks
-        if num_ranks is None:
-            if set_keys := sorted(trainer.model_fields_set - {"num_ranks"}):
-                raise ValueError(
-                    f"placement.trainer.{set_keys[0]} does nothing: one process learns; set "
-                    "placement.trainer.num_ranks, or remove it"
-                )
-            return self
+        trainer, num_ranks = self.learning, self.num_ranks or 1
         for key in ("replicas", "sequence_parallel"):
             each, tensor = getattr(trainer, key), trainer.tensor_parallel
             if num_ranks % (each * tensor):
@@ -195,7 +189,7 @@ class PlacementConfig(Frozen):
         return self
 
     def not_yet(self) -> list[str]:
-        """What this placement asks for that training cannot do, a sentence each."""
+        """One sentence for each thing in this placement that training does not support."""
         missing: list[str] = []
         if self.num_nodes > 1 and self.cluster.kind == "local":
             missing.append(
@@ -236,7 +230,7 @@ class PlacementConfig(Frozen):
         return self
 
     def check_gpus(self) -> None:
-        """Raise ``ValueError`` where ranks or servers want more GPUs than there are for them."""
+        """Raises ``ValueError`` if ranks or servers need more GPUs than they have."""
         size, num_ranks = self.engine.tensor_parallel, self.num_ranks or 1
         learners = self.num_gpus - self.own_gpus
         if num_ranks > learners:
@@ -247,7 +241,7 @@ class PlacementConfig(Frozen):
         for_servers, needed = self.own_gpus or self.num_gpus, self.num_servers * size
         if needed > for_servers:
             raise ValueError(
-                f"placement.engine asks for {self.num_servers} servers of {size} GPUs, and there "
+                f"placement.engine asks for {self.num_servers} servers of {size} GPUs, but there "
                 f"are {for_servers} for them"
             )
         # Ray gives this run a GPU for each rank: servers without their own share these alone.
@@ -262,7 +256,7 @@ class PlacementConfig(Frozen):
     @model_validator(mode="after")
     def _ray_has_work(self) -> Self:
         is_idle = self.num_ranks == 1 and not self.num_servers and self.num_gpus == 1
-        if self.cluster.kind == "ray" and is_idle and self.trainer.num_ranks is None:
+        if self.cluster.kind == "ray" and is_idle and self.trainer is None:
             raise ValueError(
                 "placement.cluster is ray, and one process learns and samples: set "
                 "placement.trainer.num_ranks or placement.engine, or remove cluster"

@@ -8,19 +8,19 @@ from forage.settings import Frozen
 
 
 class RolloutConfig(Frozen):
-    """How episodes are sampled and how many are in flight."""
+    """Sampling, concurrency and staleness of episodes."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """The temperature of the sampling; training wants 1."""
+    """Sampling temperature; use 1 to train."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Samples from the likeliest tokens of this mass; training wants 1."""
+    """Nucleus sampling: probability mass of the tokens sampled from; use 1 to train."""
     max_concurrent_episodes: int = Field(default=64, ge=1)
-    """Episodes in flight at most."""
+    """Maximum episodes in flight."""
     max_staleness: int = Field(default=0, ge=0)
-    """Steps that an episode may lag behind the trainer; 0: synchronous."""
+    """Maximum steps an episode may lag behind the trainer; 0: synchronous."""
     episode_deadline_s: float = Field(default=600.0, gt=0)
-    """Seconds after which an episode is ended."""
+    """Time limit of an episode, in seconds."""
     num_alternatives: int = Field(default=0, ge=0, le=20)
-    """Likeliest tokens recorded at each sampled one, for the viewer; 0: none."""
+    """Most likely tokens recorded with each sampled one, for the viewer; 0: none."""
     train_on_failed_searches: bool = False
-    """Learn from episodes in which a search failed, too."""
+    """Also learn from episodes in which a search failed."""

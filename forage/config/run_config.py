@@ -1,15 +1,14 @@
-"""The typed settings of a run: one YAML a recipe, dotted overrides, and how they are read.
+"""The typed settings of a run, read from a YAML recipe and dotted overrides.
 
-Unknown, misspelt and contradictory keys are errors that name the nearest valid key. The sections
-are in the ``*_config.py`` files beside this one; what spans them is in ``whole_config.py``. Every
-key is read by the code that it configures; a key that nothing reads does not belong there.
+Unknown, misspelt and contradictory keys are errors that name the nearest valid key. Each section is
+in its own ``*_config.py``; checks across sections are in ``section_checks.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -20,59 +19,58 @@ from forage.config.config_file import apply_override, read_tree
 from forage.config.data_config import DataConfig
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.evaluation_config import EvaluationConfig
-from forage.config.model_config import KEYS_OF_WEIGHTS, ModelConfig
+from forage.config.model_config import ModelConfig
 from forage.config.placement_config import PlacementConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.config.search_config import SearchConfig, SearchFunction, SearchServer
+from forage.config.section_checks import check_sections
 from forage.config.sentinel_config import SentinelKind, WarnOrStop
-from forage.config.server_config import KEYS_OF_OWN_SERVERS
 from forage.config.shipped_recipes import find_recipe
 from forage.config.tracking_config import TrackingConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
-from forage.config.whole_config import check_sections
 from forage.errors import UserError
 from forage.rewards.reward_config import RewardConfig
 from forage.settings import Frozen, can_be_recorded, written
 
 
 class RunConfig(Frozen):
-    """A whole run: what ``forage train`` and ``forage eval`` read."""
+    """All settings of a run, as ``forage train`` and ``forage eval`` read them."""
 
     name: str = "run"
-    """What the run is called in logs and trackers."""
+    """Name of the run in logs and trackers."""
     note: str = ""
-    """Describes the recipe; printed when the run begins. Another ``model.path`` drops it."""
+    """Description, printed when the run starts; dropped if ``model.path`` is overridden."""
     seed: int = Field(default=0, ge=0)
-    """Fixes every draw of chance of the run."""
+    """Seed of all randomness in the run."""
     output_dir: Path = Path("runs/run")
-    """Where records, checkpoints and settings go."""
+    """Directory of records, checkpoints and settings."""
     model: ModelConfig
     """The policy."""
     data: DataConfig = DataConfig()
     """The questions."""
     environment: EnvironmentConfig = EnvironmentConfig()
-    """The protocol of an episode and its budgets."""
+    """Protocol, tools and budgets of an episode."""
     search: SearchConfig = SearchServer()
     """The retriever."""
     rollout: RolloutConfig = RolloutConfig()
-    """How episodes are sampled."""
+    """Sampling and concurrency of episodes."""
     reward: RewardConfig = RewardConfig()
-    """What an episode earns."""
+    """The reward of an episode."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """How rewards become a loss."""
     trainer: TrainerConfig = TrainerConfig()
-    """The shape of a step and its optimizer."""
+    """Batch sizes, optimizer and checkpoints."""
     sentinel: SentinelKind | None = WarnOrStop()
-    """What watches for a collapse of the run; null: nothing."""
+    """Watches for a collapse of the run; null: off."""
     warm_start: WarmStartConfig = WarmStartConfig()
-    """What forage sft learns from, and how."""
+    """Supervised learning before training (forage sft)."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """What is evaluated, and when."""
+    """Questions, arms and schedule of evaluations."""
     placement: PlacementConfig = PlacementConfig()
-    """Machines and GPUs."""
+    """Machines, GPUs and the engine."""
     tracking: TrackingConfig = TrackingConfig()
-    """Who else gets the metrics."""
+    """Experiment trackers."""
 
     @model_validator(mode="before")
     @classmethod
@@ -97,9 +95,9 @@ class RunConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _servers_are_corrected_for(cls, values: Any) -> Any:
-        """With servers, truncated importance weights are on unless the recipe says otherwise.
+        """With servers, truncated importance weights are on unless the recipe sets otherwise.
 
-        Their kernels are not the trainer's, so that they see the same tokens a little otherwise.
+        Their kernels differ from the trainer's, and so do their log-probabilities, slightly.
         """
         if not isinstance(values, dict) or not _names_servers(values.get("placement")):
             return values
@@ -117,19 +115,17 @@ class RunConfig(Frozen):
         return self
 
     def without_evaluation(self) -> Self:
-        """The same run with no evaluation, for one that does not both play and learn."""
+        """A copy without evaluations, for commands that only play or only learn."""
         update = {"every": 0, "num_training_questions": None, "at_end": False}
         return self.model_copy(update={"evaluation": self.evaluation.model_copy(update=update)})
 
     def check_placement(self) -> None:
-        """Refuse a placement that training cannot do; raises ``UserError``."""
+        """Raises ``UserError`` if training does not support the placement."""
         if missing := self.placement.not_yet():
-            raise UserError(
-                "; ".join(missing) + ". See what it would take with: forage train --dry-run"
-            )
+            raise UserError("; ".join(missing) + ". To plan this placement: forage train --dry-run")
 
     def check_trainable(self) -> None:
-        """Refuse what an evaluation may use but a training run may not; raises ``UserError``."""
+        """Raises ``UserError`` for settings that an evaluation may have but training may not."""
         self.check_weights_are_here("training")
         evaluation = self.evaluation
         if (evaluation.every or evaluation.at_end) and evaluation.method != "search":
@@ -169,7 +165,7 @@ class RunConfig(Frozen):
             )
 
     def check_supervised(self) -> None:
-        """Refuse what supervised learning cannot use; raises ``UserError``."""
+        """Raises ``UserError`` for settings that supervised learning does not support."""
         self.check_weights_are_here("supervised learning")
         if self.model.lora is not None and self.warm_start.optimizer.kind == "muon":
             raise UserError(
@@ -179,7 +175,7 @@ class RunConfig(Frozen):
             )
 
     def check_weights_are_here(self, doing: str) -> None:
-        """Refuse a policy whose weights a server has; raises ``UserError``."""
+        """Raises ``UserError`` if a server has the policy's weights."""
         if self.model.endpoint is not None:
             raise UserError(
                 f"model.endpoint is set: {doing} needs the weights of model.path, and what a "
@@ -188,16 +184,16 @@ class RunConfig(Frozen):
 
 
 def _names_servers(placement: Any) -> bool:
-    """Whether a tree of ``placement`` has an engine that is a server."""
+    """Whether the engine in a tree of ``placement`` is a server."""
     engine = placement.get("engine") if isinstance(placement, dict) else None
     kind = engine.get("kind") if isinstance(engine, dict) else engine
     return kind in ("vllm", "sglang")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe with its bases, apply ``key.sub=value`` overrides; raises ``UserError``.
+    """Reads a recipe with its bases and applies overrides; raises ``UserError``.
 
-    Where there is no file ``path``, it may name a recipe that ships with Forage.
+    If there is no file ``path``, it may be the name of a recipe that ships with Forage.
     """
     path = find_recipe(path)
     return build_config(read_tree(path, (RunConfig,)), str(path), overrides)
@@ -206,7 +202,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def build_config(
     tree: dict[str, Any], source: str = "the settings", overrides: Sequence[str] = ()
 ) -> RunConfig:
-    """Check a tree of settings and overrides; raises ``UserError`` that names each wrong key."""
+    """Validates a tree with overrides; raises ``UserError`` that names each wrong key."""
     if any(each.startswith("model.path=") for each in overrides):
         tree = {key: value for key, value in tree.items() if key != "note"}
     for override in overrides:
@@ -219,25 +215,10 @@ def build_config(
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """``config`` with ``key.sub=value`` overrides, checked as a whole; raises ``UserError``."""
-    tree = _tree(config, "python")  # what is no text stays what it is
-    return build_config(tree, overrides=overrides)
+    """A copy with ``key.sub=value`` overrides, validated again; raises ``UserError``."""
+    return build_config(config.model_dump(), overrides=overrides)
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The whole config, defaults included, as YAML that ``load_config`` reads back equal."""
-    return yaml.safe_dump(_tree(config, "json"), sort_keys=False)
-
-
-def _tree(config: RunConfig, mode: Literal["json", "python"]) -> dict[str, Any]:
-    """Every key with its value, without those that would be refused as doing nothing."""
-    tree = config.model_dump(mode=mode)
-    if getattr(config.placement.engine, "urls", ()):
-        for name in KEYS_OF_OWN_SERVERS:
-            tree["placement"]["engine"].pop(name, None)
-    if config.placement.num_ranks is None:
-        del tree["placement"]["trainer"]  # refused where one process learns
-    if config.model.endpoint is not None:
-        for name in KEYS_OF_WEIGHTS:
-            del tree["model"][name]
-    return tree
+    """The config with all defaults, as YAML that ``load_config`` reads back equal."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)

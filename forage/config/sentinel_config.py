@@ -1,4 +1,4 @@
-"""The settings of ``sentinel``: what an alarm does, and the thresholds of the signs of a collapse.
+"""The settings of ``sentinel``: signs of a collapse, their thresholds, and what an alarm does.
 
 ``watch/sentinel.py`` watches. docs/sentinel.md explains each sign.
 """
@@ -13,54 +13,54 @@ from forage.settings import Frozen, kind_or
 
 
 class SentinelConfig(Frozen):
-    """What is taken for the signs of a collapse, whatever is done then."""
+    """Thresholds of the signs of a collapse."""
 
     window: int = Field(default=8, ge=1)
-    """Steps whose median is what is normal."""
+    """Steps whose median is the baseline."""
     patience: int = Field(default=2, ge=1)
-    """Steps beyond a limit after which there is an alarm."""
+    """Consecutive steps beyond a limit that raise an alarm."""
     likelihood_drop: float = Field(default=0.02, gt=0)
-    """Nats a token by which correct episodes may become less likely."""
+    """Maximum drop in log-likelihood of correct episodes, in nats per token."""
     surprise_growth: float = Field(default=2.0, gt=1)
-    """By how much the surprise at correct episodes may be multiplied."""
+    """Maximum growth factor of the surprise at correct episodes."""
     min_entropy: float = Field(default=0.001, ge=0)
-    """The lowest entropy, in nats a token."""
+    """Minimum entropy, in nats per token."""
     entropy_growth: float = Field(default=3.0, gt=1)
-    """By how much the entropy may be multiplied."""
+    """Maximum growth factor of the entropy."""
     entropy_rise: float = Field(default=0.1, ge=0)
-    """Nats a token by which the entropy may rise, whatever it is multiplied by."""
+    """Entropy rise that is always allowed, in nats per token."""
     grad_norm_growth: float = Field(default=5.0, gt=1)
-    """By how much the norm of the gradient may be multiplied."""
+    """Maximum growth factor of the gradient norm."""
     max_logprob_diff: float | None = Field(default=None, gt=0)
-    """Nats per token by which sampler and trainer may differ; null: by type and staleness."""
+    """Maximum sampler-trainer difference in nats per token; null: by data type and staleness."""
     max_misranked: float = Field(default=0.3, gt=0, le=1)
-    """The highest share of pairs in which a wrong answer earns more than a right."""
+    """Maximum share of pairs in which a wrong answer earns more than a right one."""
     format_breaks_rise: float = Field(default=0.2, gt=0, le=1)
-    """How far the share of broken formats may rise."""
+    """Maximum rise in the share of broken formats."""
     repetition_rise: float = Field(default=0.2, gt=0, le=1)
-    """How far the repetition within turns may rise."""
+    """Maximum rise in repetition within turns."""
     repeated_searches_rise: float = Field(default=0.25, gt=0, le=1)
-    """How far the share of repeated searches may rise."""
+    """Maximum rise in the share of repeated searches."""
     empty_answers_rise: float = Field(default=0.25, gt=0, le=1)
-    """How far the share of empty answers may rise."""
+    """Maximum rise in the share of empty answers."""
     searches_drop: float = Field(default=0.5, gt=0, le=1)
-    """The share of the searches that a question needs that may go."""
+    """Maximum drop in searches, as a share of those a question needs."""
 
 
 class WarnOrStop(SentinelConfig):
-    """Says in the log that a collapse is ahead (warn), or ends the run (stop)."""
+    """Logs a warning when a collapse begins (warn), or ends the run (stop)."""
 
     kind: Literal["warn", "stop"] = "warn"
 
 
 class RollBack(SentinelConfig):
-    """Goes back to a checkpoint from before the trouble, with a smaller step."""
+    """Returns to a checkpoint from before the alarm, with a lower learning rate."""
 
     kind: Literal["roll_back"] = "roll_back"
     rate_factor: float = Field(default=0.5, gt=0, lt=1)
-    """What a rollback leaves of the learning rate."""
+    """Each rollback multiplies the learning rate by this."""
     max_rollbacks: int = Field(default=3, ge=1)
-    """Rollbacks before the run ends."""
+    """Maximum rollbacks; one more alarm ends the run."""
 
 
 SentinelKind = Annotated[WarnOrStop | RollBack, Field(discriminator="kind"), kind_or("warn")]

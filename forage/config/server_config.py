@@ -1,6 +1,6 @@
-"""The settings of servers that sample: where they are, how they are started, how weights come.
+"""The settings of servers that sample: their addresses, how they start, how weights reach them.
 
-``placement.engine`` chooses among them and the in-process engine. docs/engines.md has their use.
+``placement.engine`` chooses among them and the in-process engine. See docs/engines.md.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from forage.settings import Frozen
 
 
 class ServerPlacement(Frozen):
-    """Servers with a copy of the weights, reached over HTTP; an episode stays with one of them."""
+    """Servers with a copy of the weights, reached over HTTP; an episode stays on one server."""
 
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs that an engine is cut over."""
+    """GPUs per engine."""
     offload: bool = False
-    """Share GPUs in turn: servers sleep while the trainer learns, whose states rest in the host."""
+    """Share GPUs in turns: servers sleep while the trainer learns, whose states move to the host."""
     urls: tuple[str, ...] = ()
-    """Servers that run already, for example http://10.0.0.5:8000; none: Forage starts its own."""
+    """Addresses of running servers, for example http://10.0.0.5:8000; empty: Forage starts them."""
     timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds after which a turn is given up at a server, which is then asked for its health."""
+    """Timeout of a turn in seconds; the server's health is checked afterwards."""
     update_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that each step of an update of the weights may take."""
+    """Timeout of each step of a weight update, in seconds."""
     lost_after_s: float = Field(default=300.0, gt=0)
-    """Seconds without any server that works, after which the run ends with an error."""
+    """Seconds without a working server after which the run ends with an error."""
     max_logprob_diff: float | None = Field(default=None, gt=0)
-    """Mean log-probability difference that takes a server out; null: 1e-3 in float32, else 0.1."""
+    """Mean log-probability difference that excludes a server; null: 1e-3 (float32) or 0.1."""
     cache_on_update: Literal["recompute", "keep"] = "recompute"
-    """Whether turns in flight go on over keys and values of the new weights or of the old ones."""
+    """After new weights: recompute the keys and values of turns in flight, or keep the old ones."""
 
     @model_validator(mode="after")
     def _urls_are_addresses(self) -> Self:
@@ -44,30 +44,26 @@ class ServerPlacement(Frozen):
                     "example http://127.0.0.1:8000"
                 )
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
-            raise ValueError("placement.engine.urls names a server twice; name each once")
+            raise ValueError("placement.engine.urls contains the same server twice; list it once")
         return self
 
 
-KEYS_OF_OWN_SERVERS = ("num_servers", "own_gpus", "program", "arguments", "startup_timeout_s")
-"""Keys for servers that Forage starts, refused where running ones are named."""
-
-
 class VllmPlacement(ServerPlacement):
-    """Servers of vLLM, started by Forage or by the user."""
+    """vLLM servers, started by Forage or by you."""
 
     kind: Literal["vllm"] = "vllm"
     num_servers: int | None = Field(default=None, ge=1)
-    """Servers that Forage starts; null: one for each tensor_parallel GPUs."""
+    """Number of servers that Forage starts; null: one per tensor_parallel GPUs."""
     own_gpus: int = Field(default=0, ge=0)
-    """GPUs of the run that servers have for themselves; 0: they share those of the trainer."""
+    """GPUs reserved for servers; 0: servers share the trainer's GPUs."""
     program: Path | None = None
-    """The vllm command; null: that of make vllm if it is there, else the one on the PATH."""
+    """The vllm command; null: the one installed by make vllm, or else the one on the PATH."""
     arguments: tuple[str, ...] = ()
-    """More arguments of vllm serve, for servers that Forage starts."""
+    """Additional arguments of vllm serve, for servers that Forage starts."""
     startup_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds that a server may take to start."""
+    """Maximum seconds for a server to start."""
     transfer: Literal["group", "disk", "adapters"] = "group"
-    """How weights travel: a torch process group, files that both see, or model.lora's alone."""
+    """How weights are sent: torch process group, files on a shared disk, or LoRA adapters only."""
 
     @model_validator(mode="after")
     def _shares_or_has_its_own(self) -> Self:
@@ -80,21 +76,21 @@ class VllmPlacement(ServerPlacement):
 
     @model_validator(mode="after")
     def _own_servers_are_not_named(self) -> Self:
-        named = {*KEYS_OF_OWN_SERVERS} & self.model_fields_set
-        if self.urls and named:
-            raise ValueError(
-                f"placement.engine.{sorted(named)[0]} is for servers that Forage starts, and "
-                "placement.engine.urls names servers that run already; remove one of them"
-            )
+        for name in ("num_servers", "own_gpus", "program", "arguments", "startup_timeout_s"):
+            if self.urls and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"placement.engine.{name} is for servers that Forage starts, but "
+                    "placement.engine.urls names running servers; remove one of them"
+                )
         return self
 
 
 class SglangPlacement(ServerPlacement):
-    """Servers of SGLang that the user has started."""
+    """SGLang servers that you have started."""
 
     kind: Literal["sglang"] = "sglang"
     transfer: Literal["group", "disk"] = "disk"
-    """How weights travel: a torch process group, or files that both see."""
+    """How weights are sent: torch process group, or files on a shared disk."""
 
     @model_validator(mode="after")
     def _nccl_has_gpus_to_itself(self) -> Self:

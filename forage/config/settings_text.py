@@ -1,4 +1,4 @@
-"""Every key of the settings as text: its name, type, default and sentence, from the models alone.
+"""Describes every key of the settings as text: name, type, default and description.
 
 ``forage settings`` prints it.
 """
@@ -22,7 +22,7 @@ _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the settings; ``kind`` names the kinds of its section that have it, if not all."""
+    """A key of the settings; ``kind`` names the kinds that have it, None if all do."""
 
     path: str
     kind: str | None
@@ -39,7 +39,7 @@ class Key:
 
 
 def keys_of(root: type[BaseModel], section: str) -> list[Key]:
-    """The key or section at the path ``section`` and all beneath it; none where there is none."""
+    """The key or section at ``section`` and everything below it; empty if it does not exist."""
     models, found = [root], None
     *parents, last = section.split(".") if section else [""]
     for name in parents:
@@ -55,12 +55,12 @@ def keys_of(root: type[BaseModel], section: str) -> list[Key]:
 
 
 def all_paths(root: type[BaseModel]) -> list[str]:
-    """Each path that ``keys_of`` knows, once."""
+    """All paths, without duplicates."""
     return list(dict.fromkeys(key.path for key in keys_of(root, "")))
 
 
 def _beneath(models: list[type[BaseModel]], prefix: str, kind: str | None = None) -> Iterator[Key]:
-    """The keys of a section; ``kind`` is that of the section which holds it."""
+    """The keys below a section; ``kind`` is the kind of the enclosing section."""
     kinds = kinds_of(models)
     for model in models:
         mine = " or ".join(name for name, its in kinds.items() if its is model) or kind
@@ -108,7 +108,7 @@ def _names(annotation: Any) -> list[str]:
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "none: it has to be given"
+        return "none: required"
     value = field.default
     if isinstance(value, BaseModel):
         return str(getattr(value, "kind", ""))

@@ -1,9 +1,9 @@
-"""The recipes, examples and plugins that ship with Forage, wherever it was installed.
+"""Finds the recipes, examples and plugins that ship with Forage.
 
-A wheel holds ``configs/``, ``examples/`` and ``plugins/`` inside the package; a checkout has them
-beside it. What lies in ``plugins/`` runs inside other people's servers.
-``load_config`` takes a recipe's name (``search-r1-grpo-v0.2``) where no file is called that. The
-comments of a recipe may hold the commands that make what it reads.
+A wheel contains ``configs/``, ``examples/`` and ``plugins/`` inside the package; in a checkout they
+are next to it. Files in ``plugins/`` run inside other projects' servers. ``load_config`` accepts a
+recipe's name (``search-r1-grpo-v0.2``) if there is no such file. A recipe's comments may contain
+the commands that create its input files.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _COMMAND = re.compile(r"#\s+(forage \w.*)")
 
 
 def shipped(folder: str) -> Path:
-    """Where one of ``FOLDERS`` is on this machine."""
+    """The path of one of ``FOLDERS`` on this machine."""
     inside = _PACKAGE / folder
     return inside if inside.is_dir() else _PACKAGE.parent / folder
 
 
 def recipes() -> dict[str, Path]:
-    """Each recipe's file by its name: ``xquad``, ``cpu/rlinf-3b``."""
+    """Maps each recipe's name, such as ``xquad`` or ``cpu/rlinf-3b``, to its file."""
     folder = shipped("configs")
     files = sorted(folder.rglob("*.yaml"))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
 def find_recipe(path: Path) -> Path:
-    """``path``, or the recipe of that name where there is no such file; raises ``UserError``.
+    """Returns ``path``, or the recipe of that name if no such file exists; raises ``UserError``.
 
     ``configs/xquad.yaml``, ``xquad`` and ``search_r1_grpo_v0.2`` name recipes too.
     """
@@ -53,24 +53,24 @@ def find_recipe(path: Path) -> Path:
 
 
 def find_model(path: str) -> str:
-    """``path``; of a model that ships with Forage, from outside of a checkout, where it is."""
+    """Returns ``path``; for a shipped model used outside a checkout, its installed location."""
     inside = _PACKAGE.parent / path
     is_ours = Path(path).parts[:1] == (_PACKAGE.name,)
     return str(inside) if is_ours and not Path(path).exists() and inside.is_dir() else path
 
 
 def copy_shipped(out: Path) -> None:
-    """Copy ``FOLDERS`` into ``out``; raises ``UserError`` rather than replace a file."""
+    """Copies ``FOLDERS`` into ``out``; raises ``UserError`` instead of replacing a file."""
     for folder in FOLDERS:
         if (out / folder).exists():
-            raise UserError(f"{out / folder} is there already; choose another --out")
+            raise UserError(f"{out / folder} already exists; choose another --out")
     for folder in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(shipped(folder), out / folder, ignore=ignored)
 
 
 def commands_of(recipe: Path) -> Iterator[str]:
-    """The ``forage`` commands that stand in the comments of a recipe and of its bases."""
+    """Yields the ``forage`` commands in the comments of a recipe and its bases."""
     text = recipe.read_text(encoding="utf-8")
     yield from (match[1].strip() for match in map(_COMMAND.fullmatch, text.splitlines()) if match)
     import yaml
@@ -81,9 +81,9 @@ def commands_of(recipe: Path) -> Iterator[str]:
 
 
 def maker_of(path: str, makers: Iterable[str], begins: str = "forage ") -> str:
-    """The command that makes ``path``: its ``--out`` is the path or a directory above; "" if none.
+    """The command whose ``--out`` is ``path`` or a parent directory; "" if there is none.
 
-    An empty ``path`` asks for the first that begins so.
+    An empty ``path`` returns the first command that starts with ``begins``.
     """
     for command in makers:
         if not command.startswith(begins):

@@ -1,4 +1,4 @@
-"""The settings of ``tracking``: who else gets a run's metrics, beside the files of the run."""
+"""The settings of ``tracking``: experiment trackers that receive a run's metrics."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class TrackingConfig(Frozen):
-    """The trackers of a run; its own files are written in any case."""
+    """Experiment trackers; the run's own files are always written."""
 
     trackers: tuple[TrackerName, ...] = ()
-    """tensorboard (files of the run), wandb, mlflow, trackio: extras of these names."""
+    """tensorboard (files in the run), wandb, mlflow, trackio; each needs the extra of its name."""
     project: str = Field(default="forage", min_length=1)
-    """The project, or experiment, of the run in wandb, mlflow and trackio."""
+    """Project (or experiment) name in wandb, mlflow and trackio."""
     episodes: int = Field(default=0, ge=0)
-    """Episodes of each step that they show in a table; 0: none."""
+    """Episodes per step in the tracker's table; 0: none."""
     artifacts: bool = False
-    """Upload the settings and the last checkpoint to them when the run is over."""
+    """Upload the settings and the last checkpoint when the run ends."""
 
     @property
     def services(self) -> tuple[TrackerName, ...]:
-        """All but TensorBoard, which is a part of the run's records."""
+        """All except TensorBoard, which is part of the run's records."""
         return tuple(name for name in self.trackers if name != "tensorboard")
 
     @model_validator(mode="after")

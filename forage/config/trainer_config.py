@@ -1,4 +1,4 @@
-"""The settings of ``trainer``: the shape of a step, the optimizer and the cadence of the loop."""
+"""The settings of ``trainer``: batch sizes, optimizer, checkpoints."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from forage.settings import Frozen
 
 
 class TrainerConfig(Frozen):
-    """Batch shape, optimizer and cadence of the loop."""
+    """Batch sizes, optimizer and checkpoint schedule."""
 
     num_steps: int = Field(default=100, ge=1)
-    """Steps of the loop."""
+    """Number of training steps."""
     questions_per_step: int = Field(default=8, ge=1)
-    """Questions of a step."""
+    """Questions per step."""
     group_size: int = Field(default=8, ge=1)
-    """Episodes of a question."""
+    """Episodes per question."""
     learning_rate: float = Field(default=1e-6, gt=0)
-    """The rate of AdamW."""
+    """AdamW's learning rate."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps over which the rate grows from 0."""
+    """Optimizer steps of linear warm-up from 0."""
     final_learning_rate_ratio: float = Field(default=1.0, ge=0, le=1)
-    """The share of the rate in the last step, to which it falls in a line; 1: it stays."""
+    """Final share of the learning rate, which decays linearly; 1: constant."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """The weight decay of AdamW."""
+    """AdamW's weight decay."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """The norm that the gradient is clipped to."""
+    """Maximum gradient norm; larger gradients are clipped."""
     max_skipped_updates: int = Field(default=3, ge=0)
-    """Updates in a row without a finite gradient that are left out; one more ends the run."""
+    """Consecutive non-finite gradients that are skipped; one more ends the run."""
     max_tokens_per_micro_batch: int = Field(default=16_384, ge=256)
-    """Tokens of a micro-batch at most; it changes no gradient."""
+    """Maximum tokens per micro-batch; does not change gradients."""
     micro_batches_at_once: int | None = Field(default=None, ge=1)
-    """Micro-batches that a CPU learns at once, sharing its cores; null: what the model suits."""
+    """Micro-batches computed in parallel on a CPU; null: chosen by measurement."""
     num_mini_batches: int = Field(default=1, ge=1)
-    """Optimizer steps that a step's groups are split over."""
+    """Optimizer steps per pass over a step's groups."""
     num_epochs: int = Field(default=1, ge=1)
-    """How often a step's groups are learnt."""
+    """Passes over a step's groups."""
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Checkpoints that are kept, the newest."""
+    """Number of most recent checkpoints to keep."""
     checkpoint_in_background: bool = False
-    """Write a checkpoint from a copy in host memory while training goes on."""
+    """Write checkpoints from a copy in host memory while training continues."""
     checkpoint_url: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9+.-]*://.")
-    """A directory, for example s3://bucket/run, that checkpoints and records are copied to."""
+    """Remote directory for copies of checkpoints and records, for example s3://bucket/run."""
 
     @model_validator(mode="after")
     def _copies_outlive_the_run(self) -> Self:

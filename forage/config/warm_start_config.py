@@ -1,6 +1,6 @@
 """The settings of ``warm_start``: what ``forage sft`` learns from, and how.
 
-docs/warm_starts.md says which of them suit which use.
+docs/warm_starts.md explains which to choose.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from forage.settings import Frozen, kind_or
 
 
 class SelectConfig(Frozen):
-    """Which recorded episodes are worth learning: those that pass every test below.
+    """Selects the recorded episodes to learn from: those that pass every test below.
 
-    Episodes that a search or the engine failed never pass.
+    Episodes with a failed search or a failed engine never pass.
     """
 
     min_reward: float | None = None
-    """The lowest reward that passes; null: any."""
+    """Minimum reward; null: any."""
     best_of_group: bool = False
-    """Keep a question's highest reward of a step alone, the shortest of equals."""
+    """Keep only the best episode per question and step; ties: the shortest."""
     max_per_question: int | None = Field(default=None, ge=1)
-    """Episodes of a question at most, the best first."""
+    """Maximum episodes per question, best first."""
     deduplicate: bool = True
-    """Keep one of several with the same tokens."""
+    """Keep one of several episodes with the same tokens."""
     arms: tuple[str, ...] = ("normal",)
-    """The arms of an evaluation that pass; training counts as normal."""
+    """Evaluation arms to use; training counts as normal."""
 
 
 class ScriptedSource(Frozen):
-    """Poor demonstrations, written by a script from questions that say how they are solved."""
+    """Weak demonstrations, scripted from questions that include their solution."""
 
     kind: Literal["scripted"] = "scripted"
     poor_share: float = Field(default=0.6, ge=0, le=1)
-    """The share of demonstrations that search badly."""
+    """Share of demonstrations that search badly."""
     single_passage_share: float = Field(default=0.0, ge=0, le=1)
-    """The share that is shown the first passage alone."""
+    """Share that see only the first passage."""
     multi_hop_share: float | None = Field(default=None, ge=0, le=1)
-    """The share whose question takes two searches or more; null: as the questions have it."""
+    """Share of questions that take two or more searches; null: as in the data."""
 
 
 class RecordedSource(Frozen):
@@ -50,7 +50,7 @@ class RecordedSource(Frozen):
     episodes: Path | tuple[Path, ...]
     """A file of episodes, or a list of them."""
     select: SelectConfig = SelectConfig()
-    """Which of the episodes are learnt."""
+    """Selects the episodes to learn from."""
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -58,25 +58,25 @@ class RecordedSource(Frozen):
 
 
 class ReadingSource(Frozen):
-    """Demonstrations of questions that have answers and no hops: search, read, answer."""
+    """Demonstrations for questions with answers but without hops: search, read, answer."""
 
     kind: Literal["reading"] = "reading"
     poor_share: float = Field(default=0.2, ge=0, le=1)
-    """The share that guesses without a search, or searches for a single word."""
+    """Share that guesses without searching, or searches for a single word."""
     keyword_share: float = Field(default=0.5, ge=0, le=1)
-    """The share of the others that searches for the key words first, not for the question."""
+    """Share of the others that searches for keywords first instead of the question."""
 
 
 class MuonOptimizer(Frozen):
-    """Muon for matrices and AdamW for the rest: for small models from random weights."""
+    """Muon for matrices, AdamW for the rest; for small models trained from random weights."""
 
     kind: Literal["muon"] = "muon"
     matrix_learning_rate: float = Field(default=0.02, gt=0)
-    """The rate of Muon; warm_start.learning_rate is AdamW's."""
+    """Muon's learning rate; warm_start.learning_rate is AdamW's."""
 
 
 class AdamwOptimizer(Frozen):
-    """AdamW alone."""
+    """AdamW for everything."""
 
     kind: Literal["adamw"] = "adamw"
 
@@ -89,20 +89,20 @@ class WarmStartConfig(Frozen):
         Field(discriminator="kind"),
         kind_or("scripted"),
     ] = ScriptedSource()
-    """Where the episodes come from."""
+    """Source of the episodes."""
     optimizer: Annotated[
         MuonOptimizer | AdamwOptimizer, Field(discriminator="kind"), kind_or("muon")
     ] = MuonOptimizer()
-    """What updates the weights."""
+    """The optimizer."""
     num_steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
     sequences_per_step: int = Field(default=64, ge=1)
-    """Episodes in a step."""
+    """Episodes per step."""
     learning_rate: float = Field(default=3e-3, gt=0)
-    """The rate of AdamW."""
+    """AdamW's learning rate."""
     warmup_steps: int = Field(default=20, ge=0)
-    """Steps over which rates grow from 0."""
+    """Steps of linear warm-up from 0."""
     observation_weight: float = Field(default=0.1, ge=0)
-    """What a token of a search result counts in the loss."""
+    """Loss weight of tokens in search results."""
     argument_weight: float = Field(default=6.0, gt=0)
-    """What a token counts that names what was read."""
+    """Loss weight of tokens that copy something from a result."""

@@ -114,21 +114,26 @@ def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[st
     }
     if num_nodes > 1 and placement.cluster.kind == "local":
         wanted["placement.cluster"] = "ray"
+    changes = [
+        f"{key}={value}" for key, value in wanted.items() if attrgetter(key)(config) != value
+    ]
     if num_nodes * gpus == 1:
-        wanted |= _learning_on_one_gpu(placement)
-    if placement.has_server:
-        wanted["placement.engine.tensor_parallel"] = gcd(placement.engine.tensor_parallel, gpus)
-    return [f"{key}={value}" for key, value in wanted.items() if attrgetter(key)(config) != value]
+        changes += _learning_on_one_gpu(placement)
+    size = gcd(placement.engine.tensor_parallel, gpus)
+    if size != placement.engine.tensor_parallel:
+        changes.append(f"placement.engine.tensor_parallel={size}")
+    return changes
 
 
-def _learning_on_one_gpu(placement: PlacementConfig) -> dict[str, int | str]:
+def _learning_on_one_gpu(placement: PlacementConfig) -> list[str]:
     """One process learns; with a server, as one rank, whose state may be offloaded to the host."""
     if placement.num_ranks is None:
-        return {}
+        return []
     if not placement.has_server and placement.num_gpus > 1:
-        return {"placement.trainer": "null"}
+        return ["placement.trainer=null"]
     keys = ("num_ranks", "replicas", "tensor_parallel", "sequence_parallel")
-    return {f"placement.trainer.{key}": 1 for key in keys}
+    learning = placement.learning
+    return [f"placement.trainer.{key}=1" for key in keys if getattr(learning, key) != 1]
 
 
 def changes_that_fit(
@@ -175,7 +180,7 @@ def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, st
         yield "model.gradient_checkpointing", "true"
     yield from _smaller_micro_batches(config, taken)
     if placement.num_ranks is not None:
-        if placement.trainer.compute_dtype is None:
+        if placement.learning.compute_dtype is None:
             yield "placement.trainer.compute_dtype", "bfloat16"
         yield from _in_host_memory(placement)
     if placement.has_server:
@@ -203,8 +208,8 @@ def _in_host_memory(placement: PlacementConfig) -> Iterator[tuple[str, str]]:
 def _sequences_cut(placement: PlacementConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Sequences split over more ranks; numbers that do not divide the heads are refused later."""
     key = "placement.trainer.sequence_parallel"
-    now = int(taken.get(key, placement.trainer.sequence_parallel))
-    most = (placement.num_ranks or 1) // placement.trainer.tensor_parallel
+    now = int(taken.get(key, placement.learning.sequence_parallel))
+    most = (placement.num_ranks or 1) // placement.learning.tensor_parallel
     yield from ((key, str(each)) for each in range(now + 1, most + 1) if most % each == 0)
 
 

@@ -84,7 +84,7 @@ def _trainer_states(config: RunConfig, model: ModelSize, others: OtherSizes) -> 
     """What the trainer keeps from step to step; offload moves it to the host."""
     size, placement = BYTES[config.model.dtype], config.placement
     num_parts, shard = _cut(config)
-    tensor_parallel = placement.trainer.tensor_parallel
+    tensor_parallel = placement.learning.tensor_parallel
     offload = placement.learning.offload
 
     def state(name: str, numbers: Numbers, moments: int = 1) -> MemoryPart:
@@ -189,7 +189,7 @@ def _gathered(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     logits to the end of the backward pass; a block's is copied into the type of the sum over ranks.
     The gradients of adapters are small, and not included.
     """
-    trainer = config.placement.trainer
+    trainer = config.placement.learning
     size = 2 if trainer.compute_dtype else BYTES[config.model.dtype]
     outside = model.num_outside_blocks
     num_blocks = min(2, model.num_layers)
@@ -209,6 +209,6 @@ def _gathered(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
 def _cut(config: RunConfig) -> tuple[int, str]:
     """The number of shards of the weights, and its text in the plan: ranks / whole copies."""
     placement = config.placement
-    num_parts = (placement.num_ranks or 1) // placement.trainer.replicas
+    num_parts = (placement.num_ranks or 1) // placement.learning.replicas
     what = "GPUs" if placement.num_gpus > 1 else "ranks"
     return num_parts, f" / {num_parts} {what}" if num_parts > 1 else ""

@@ -185,7 +185,7 @@ def _memory_on_gpus(config: RunConfig, model: ModelSize, others: OtherSizes) -> 
 
 def _check_cuts(placement: PlacementConfig, model: ModelSize) -> None:
     """Raises ``UserError`` if ranks or servers would refuse the model after loading it."""
-    trainer, heads = placement.trainer, {"num_attention_heads": model.num_heads}
+    trainer, heads = placement.learning, {"num_attention_heads": model.num_heads}
     served, num_kv_heads = placement.engine.tensor_parallel, model.num_kv_heads
     check_counts(heads, served, "placement.engine.tensor_parallel")
     # vLLM and SGLang repeat key-value heads beyond their number.

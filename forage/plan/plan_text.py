@@ -87,7 +87,7 @@ def _places(plan: Plan) -> Iterator[str]:
     yield f"search service: {config.search.label} (started separately)"
     if placement.num_ranks is not None:
         where = f"{placement.num_nodes} x {placement.gpus_per_node} GPUs"
-        trainer, by = placement.trainer, "Ray" if placement.cluster.kind == "ray" else "this run"
+        trainer, by = placement.learning, "Ray" if placement.cluster.kind == "ray" else "this run"
         cut = {"replicas": trainer.replicas, "tensor_parallel": trainer.tensor_parallel}
         cut["sequence_parallel"] = trainer.sequence_parallel
         ways = "".join(f", {name} {number}" for name, number in cut.items() if number > 1)

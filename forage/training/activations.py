@@ -67,7 +67,7 @@ def _layer(config: RunConfig, model: ModelSize) -> int:
 
 
 def _size(config: RunConfig) -> int:
-    return BYTES[config.placement.trainer.compute_dtype or config.model.dtype]
+    return BYTES[config.placement.learning.compute_dtype or config.model.dtype]
 
 
 def _adapter_activations(config: RunConfig, model: ModelSize) -> int:
@@ -77,7 +77,7 @@ def _adapter_activations(config: RunConfig, model: ModelSize) -> int:
         return 0
     layers = model.adapted(lora)
     numbers = lora.rank * len(layers)
-    computes_as_kept = config.placement.trainer.compute_dtype is None
+    computes_as_kept = config.placement.learning.compute_dtype is None
     size = ADAPTER_BYTES if computes_as_kept else _size(config)
     if _size(config) != size:
         numbers += sum(layer.num_inputs for layer in layers)

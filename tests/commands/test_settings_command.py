@@ -34,7 +34,7 @@ def test_every_key_of_every_section_and_every_kind_has_a_sentence() -> None:
         ("algorithm.kl.form", "algorithm.kl.form: k1, k2, k3, absolute, k1+, k3+, default k3\n"),
         ("trainer", "trainer.group_size: whole number from 1, default 8\n"),
         ("sentinel", "sentinel.rate_factor (kind: roll_back): number above 0 below 1, default 0.5"),
-        ("model", "model.path: text, default none: it has to be given\n"),
+        ("model", "model.path: text, default none: required\n"),
         ("", "search.url: text or list of text, default http://127.0.0.1:8000\n"),
         ("", "seed: whole number from 0, default 0\n"),
     ],

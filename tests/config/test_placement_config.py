@@ -67,7 +67,7 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
         ),
         (
             {"placement": {"engine": {"kind": "sglang", "urls": ["http://a", "http://a/"]}}},
-            "names a server twice",
+            "contains the same server twice",
         ),
         (
             {"placement": {"engine": {"kind": "vllm", "urls": ["http://a"], "num_servers": 2}}},
@@ -83,7 +83,7 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
         ),
         (
             {"placement": {"gpus_per_node": 4, "engine": {"kind": "vllm", "num_servers": 5}}},
-            "5 servers of 1 GPUs, and there are 4 for them",
+            "5 servers of 1 GPUs, but there are 4 for them",
         ),
         (
             {
@@ -114,11 +114,11 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
                     "engine": {"kind": "vllm", "num_servers": 2},
                 }
             },
-            "asks for 2 servers of 1 GPUs, and there are 1 for them",
+            "asks for 2 servers of 1 GPUs, but there are 1 for them",
         ),
         (  # the second one took a GPU that the run does not have
             {"placement": {"engine": {"kind": "vllm", "num_servers": 2}}},
-            "asks for 2 servers of 1 GPUs, and there are 1 for them",
+            "asks for 2 servers of 1 GPUs, but there are 1 for them",
         ),
         ({"placement": {"trainer": {"num_ranks": 2}}}, "has 2 ranks for 1 GPUs"),
         (  # on this machine it meant the first, and under Ray the second
@@ -212,6 +212,24 @@ def test_one_process_on_one_device_is_what_training_does() -> None:
     config(device="cpu").check_placement()
 
 
+@pytest.mark.parametrize(
+    ("placement", "num_ranks"),
+    [
+        ({}, None),
+        ({"trainer": {}}, 1),
+        ({"trainer": {"compute_dtype": "bfloat16"}}, 1),
+        ({"gpus_per_node": 4}, 4),
+        ({"gpus_per_node": 4, "trainer": {"num_ranks": 2}}, 2),
+        ({"gpus_per_node": 4, "engine": {"kind": "vllm", "own_gpus": 3}}, None),
+    ],
+)
+def test_a_section_trainer_makes_ranks_and_without_one_the_gpus_decide(
+    placement: dict[str, Any], num_ranks: int | None
+) -> None:
+    """On one GPU a key of ``trainer`` was refused unless ``num_ranks`` was set as well."""
+    assert config(placement=placement).placement.num_ranks == num_ranks
+
+
 def test_weights_reach_sglang_through_files_unless_the_recipe_asks_for_a_group() -> None:
     for transfer, settings in {"disk": {}, "group": {"transfer": "group"}}.items():
         engine = config(placement={"engine": {"kind": "sglang", **settings}}).placement.engine
@@ -256,8 +274,7 @@ def test_servers_are_corrected_for_unless_the_recipe_says_otherwise(tmp_path: Pa
 def test_a_placement_written_as_yaml_is_read_back_equal(
     tmp_path: Path, placement: dict[str, Any]
 ) -> None:
-    """Dead keys are not written: the in-process engine's sizes beside a server, and how servers
-    are started beside the addresses of running ones, which the reader once refused."""
+    """The reader once refused keys that the writer had added with their defaults."""
     written = config(placement=placement)
     path = tmp_path / "round_trip.yaml"
     path.write_text(to_yaml(written), encoding="utf-8")

@@ -36,7 +36,7 @@ def test_recipes_are_listed_and_copied(tmp_path: Path, capsys: pytest.CaptureFix
     assert load_config(copied) == load_config(Path("cpu/rlinf-3b"))
     assert (tmp_path / "mine" / "examples" / "rewards.py").is_file()
     assert main(["recipes", "--out", str(tmp_path / "mine")]) == 2
-    assert "is there already; choose another --out" in capsys.readouterr().err
+    assert "already exists; choose another --out" in capsys.readouterr().err
 
 
 def test_the_model_that_ships_is_found_from_any_directory(

@@ -149,7 +149,7 @@ def test_the_ranks_of_a_recipe_for_one_gpu_stay_as_they_are() -> None:
     one = ("placement.gpus_per_node=1", "placement.trainer={num_ranks: 1, timeout_s: 900}")
     verdict = verdict_on("search-r1-ppo-v0.2.yaml", "1xH100", *one)
     assert verdict.placement == ()
-    assert verdict.config.placement.trainer.timeout_s == 900
+    assert verdict.config.placement.learning.timeout_s == 900
 
 
 def test_what_fits_nowhere_is_said() -> None:

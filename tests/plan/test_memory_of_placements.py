@@ -276,7 +276,9 @@ def test_a_rank_holds_and_gathers_what_is_planned(
     size = measure(str(tmp_path))
     assert size is not None
     memory = plan_memory(config, size, OtherSizes(), num_cores=1)
-    weights, moments, gradients, gathered, whole = four_ranks.call("held", config.placement.trainer)
+    weights, moments, gradients, gathered, whole = four_ranks.call(
+        "held", config.placement.learning
+    )
     assert part(memory, "weights") == pytest.approx(weights, rel=0.01)
     assert part(memory, "optimizer (AdamW)") == pytest.approx(moments, rel=0.01)
     assert part(memory, "gradients") == pytest.approx(gradients, rel=0.01)

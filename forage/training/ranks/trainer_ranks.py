@@ -88,7 +88,7 @@ class TrainerRanks:
         )
         placement = config.placement
         assert placement.num_ranks is not None, "one process needs no ranks"
-        trainer = placement.trainer
+        trainer = placement.learning
         self._num_data_ranks = placement.num_ranks // (
             trainer.sequence_parallel * trainer.tensor_parallel
         )

@@ -237,14 +237,14 @@ def test_slimes_correction_and_parallelism_come_along(tmp_path: Path):
     weights = config.algorithm.correction.weights
     assert weights is not None
     assert weights.kind == "truncate"
-    assert config.placement.trainer.tensor_parallel == 2
+    assert config.placement.learning.tensor_parallel == 2
 
 
 def test_rlinfs_settings_are_a_recipe(tmp_path: Path):
     config, written = recipe_of(tmp_path, "train.yaml", RLINF)
     trainer = config.trainer
     assert (trainer.num_steps, trainer.warmup_steps, trainer.num_mini_batches) == (331, 188, 2)
-    assert (config.search.url, config.search.topk) == ("http://10.0.0.5:8000", 3)
+    assert (config.search.label, config.search.topk) == ("http://10.0.0.5:8000", 3)
     assert str(config.data.train) == "data/searchr1_train.jsonl"
     assert (config.environment.dialect, config.environment.max_turns) == ("rlinf", 2)
     assert config.algorithm.early_stop_ratio == 5.0

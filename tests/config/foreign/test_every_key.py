@@ -398,6 +398,7 @@ def test_an_unknown_number_of_steps_has_to_be_set(
 
 def test_the_files_that_a_script_names_are_read_with_it(tmp_path: Path):
     config = built(PROJECTS["verl"], tmp_path)
+    assert config.search.kind == "server"
     assert (config.search.url, config.search.topk) == ("http://10.2.2.2:8001", 4)
     assert (config.search.timeout_s, config.search.max_concurrent_requests) == (12.0, 60)
     assert (config.environment.max_turns, config.environment.max_tokens) == (3, 2900)
@@ -613,7 +614,7 @@ def test_rlinfs_parallelism_of_one_and_equal_trajectories_come_along(tmp_path: P
     """``tensor_model_parallel_size: 1`` ended with exit code 2."""
     config = built(PROJECTS["rlinf"], tmp_path)
     assert config.placement.gpus_per_node == 4
-    assert config.placement.trainer.tensor_parallel == 1
+    assert config.placement.learning.tensor_parallel == 1
     assert config.algorithm.aggregate.kind == "sequence_mean"
     assert config.trainer.num_steps == 2 * (169_615 // 128)
     one = PROJECTS["rlinf"].changed(

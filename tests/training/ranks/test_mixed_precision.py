@@ -127,7 +127,7 @@ async def test_the_engine_samples_about_what_the_trainer_computes():
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ({"dtype": "bfloat16"}, "in which all is computed"),
+        ({"dtype": "bfloat16"}, "model.arithmetic does nothing with model.dtype: bfloat16"),
         ({"compile": True}, "exclude each other"),
         ({}, "compute_dtype"),
     ],

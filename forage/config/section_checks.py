@@ -1,6 +1,6 @@
-"""What spans the sections of a run: settings that contradict each other, or that do nothing.
+"""Checks across sections: settings that contradict each other, or that have no effect.
 
-Each check raises ``ValueError``, which ``run_config.py`` says with the recipe's name.
+Each check raises ``ValueError``; ``run_config.py`` adds the recipe's name.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def check_sections(run: RunConfig) -> None:
-    """Raise ``ValueError`` where sections do not go together."""
+    """Raises ``ValueError`` for the first contradiction."""
     _sizes_fit(run)
     _algorithm_fits(run)
-    _a_healthy_checkpoint_is_kept(run)
+    _rollback_has_a_checkpoint(run)
     _placement_fits(run)
     _sampling_fits(run)
 
 
 def _sizes_fit(run: RunConfig) -> None:
-    """Sizes that hold each other, and addresses that differ."""
+    """Checks token budgets, and that the two retrievers differ."""
     env, trainer = run.environment, run.trainer
     if run.evaluation.other_search == run.search:
         raise ValueError(
@@ -50,7 +50,7 @@ def _sizes_fit(run: RunConfig) -> None:
 
 
 def _algorithm_fits(run: RunConfig) -> None:
-    """The algorithm against the shape of a step and the budgets of an episode."""
+    """Checks the algorithm against batch sizes, rewards and token budgets."""
     algorithm, trainer, env = run.algorithm, run.trainer, run.environment
     advantage = algorithm.advantage
     if advantage.kind == "pass_at_k" and advantage.k > trainer.group_size:
@@ -105,8 +105,8 @@ def _algorithm_fits(run: RunConfig) -> None:
         )
 
 
-def _a_healthy_checkpoint_is_kept(run: RunConfig) -> None:
-    """The sentinel, which rolls back, against the checkpoints that are kept."""
+def _rollback_has_a_checkpoint(run: RunConfig) -> None:
+    """Checks that a rollback still finds a checkpoint from before the alarm."""
     trainer, sentinel = run.trainer, run.sentinel
     if sentinel is None or sentinel.kind != "roll_back":
         return
@@ -122,9 +122,9 @@ def _a_healthy_checkpoint_is_kept(run: RunConfig) -> None:
 
 
 def _placement_fits(run: RunConfig) -> None:
-    """Ranks and servers against the model, its device and the staleness."""
+    """Checks ranks and servers against the model, its device and the staleness."""
     placement = run.placement
-    if run.model.device != "cpu":  # of one device, placement alone does not know the kind
+    if run.model.device != "cpu":  # placement alone cannot tell one GPU from a CPU
         placement.check_gpus()
     engine = placement.engine
     if engine.cache_on_update == "keep" and run.rollout.max_staleness == 0:
@@ -161,7 +161,7 @@ def _placement_fits(run: RunConfig) -> None:
 
 
 def _sampling_fits(run: RunConfig) -> None:
-    """What samples against what is recorded, prompted and chosen."""
+    """Checks the engine against what is recorded, and the evaluation method."""
     endpoint, roll = run.model.endpoint, run.rollout
     if endpoint is not None and run.placement.in_process != TorchPlacement():
         raise ValueError(
