@@ -151,8 +151,8 @@ class ModelConfig(Frozen):
                     )
         if self.arithmetic is not None and self.dtype != "float32":
             raise ValueError(
-                f"model.arithmetic does nothing with model.dtype: {self.dtype}, the type that everything "
-                "is computed in; set model.dtype to float32, or remove it"
+                f"model.arithmetic does nothing with model.dtype: {self.dtype}, the type of all "
+                "computation; set model.dtype to float32, or remove it"
             )
         if self.compile and self.arithmetic is not None:
             raise ValueError(

@@ -20,7 +20,7 @@ class ServerPlacement(Frozen):
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs per engine."""
     offload: bool = False
-    """Share GPUs in turns: servers sleep while the trainer learns, whose states move to the host."""
+    """Take turns on the GPUs: servers sleep while the trainer learns; it offloads its states."""
     urls: tuple[str, ...] = ()
     """Addresses of running servers, for example http://10.0.0.5:8000; empty: Forage starts them."""
     timeout_s: float = Field(default=300.0, gt=0)

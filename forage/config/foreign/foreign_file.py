@@ -1,8 +1,8 @@
-"""Reads what other trainers are started with: shell scripts, YAML, and TRL's calls in Python.
+"""Reads other trainers' launch files: shell scripts, YAML, and TRL's calls in Python.
 
-The result is flat: their keys, with dots or as flags without dashes, and values as in JSON. Files
-that a script or YAML names (Hydra's configuration, veRL's tools, slime's own YAML) are read with it
-if they are there. Nothing is run.
+The result is flat: dotted keys or flags without dashes, with JSON values. Files named in a script
+or YAML (Hydra's configuration, veRL's tools, slime's own YAML) are read too if they exist. Nothing
+is executed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Pairs = list[tuple[str, Any]]
 
 
 class ForeignFile:
-    """The keys and values of a file and of those that it names; raises ``UserError``."""
+    """The keys and values of a file and of the files it names; raises ``UserError``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notes: list[str] = []
-        """Sentences about what is not in ``values``."""
+        """Sentences about everything that is not in ``values``."""
         self.values: dict[str, Any] = {}
         """The last value of each key; references are resolved."""
         for name, value in self._with_companions(self._read(path)):
@@ -54,7 +54,7 @@ class ForeignFile:
             )
 
     def find(self, name: str) -> Path | None:
-        """A file that it names, from here, from its own folder or from one above it."""
+        """Finds a named file in the current directory, the file's folder or a parent of it."""
         wanted = Path(name).expanduser()
         folders = (Path(), *self.path.resolve().parents)
         return next((f / wanted for f in folders if (f / wanted).is_file()), None)
@@ -84,7 +84,7 @@ class ForeignFile:
         return pairs
 
     def _with_companions(self, own: Pairs) -> Pairs:
-        """The file's settings between those below and above them in other files that it names."""
+        """The file's settings, over its Hydra configuration and under its tool and custom files."""
         named = dict(own)
         pairs = own
         if name := named.get("config-name"):
@@ -121,7 +121,7 @@ def _of_yaml(path: Path, text: str) -> Pairs:
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Its values by their dotted names, without empty sections; a list of sections has numbers."""
+    """Values by dotted name, without empty sections; sections in a list are numbered."""
     flat: dict[str, Any] = {}
     for name, value in leaves(tree):
         if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
@@ -132,8 +132,8 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolved(value: Any, flat: Mapping[str, Any]) -> Any:
-    """The value with OmegaConf's references replaced; computed ones stay."""
-    for _ in range(len(flat)):  # also ends where references form a circle
+    """Replaces OmegaConf references, except computed ones."""
+    for _ in range(len(flat)):  # also ends if references form a cycle
         references = _REFERENCE.findall(value) if isinstance(value, str) else []
         known = [name for name in references if flat.get(name) is not None]
         if not known or not isinstance(value, str):
@@ -164,7 +164,7 @@ def _keywords(call: ast.Call) -> Iterator[tuple[str, Any]]:
 
 
 def _literal(name: str, written: ast.expr) -> dict[str, Any]:
-    """A keyword with its value as in JSON, or under another name with what computes it."""
+    """A keyword with its JSON value, or marked as computed with its expression."""
     try:
         value = ast.literal_eval(written)
         json.dumps(value)
@@ -175,7 +175,7 @@ def _literal(name: str, written: ast.expr) -> dict[str, Any]:
 
 
 def _number(text: str) -> Any:
-    """A number, a truth, a list or null where the text is one; YAML 1.1 takes 1e-6 for a word."""
+    """Parses a number, boolean, list or null; YAML 1.1 reads 1e-6 as text."""
     if _FLOAT.match(text):
         return float(text)
     try:

@@ -1,8 +1,8 @@
-"""What another trainer's key is in a recipe: what the tables are made of, and shared settings.
+"""Building blocks of the tables that map other trainers' keys to a recipe, and shared settings.
 
-Each trainer has a file here: a table of its keys, its defaults, the settings that its search
-example has in its code, and what several keys say together. Every key of a file is carried over,
-explained or refused, by ``foreign_translation.py``.
+Each trainer has a file here: a table of its keys, its defaults, the settings hard-coded in its
+search example, and functions for keys that are read together. ``foreign_translation.py`` carries
+over, explains or refuses every key of a file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ KL_FORMS = {
     **{"kl": "k1", "k1": "k1", "abs": "absolute", "mse": "k2", "k2": "k2"},
     **{"low_var_kl": "k3", "k3": "k3", "low_var_kl+": "k3+", "k3+": "k3+", "k1+": "k1+"},
 }
-"""What veRL and its successors call the estimates of the divergence."""
+"""KL estimators by their names in veRL and its successors."""
 
 FALLS = {
     **{"constant": 1.0, "constant_with_warmup": 1.0},
     **{"linear": 0.0, "cosine": 0.0, "cosine_with_min_lr": 0.0},
 }
-"""The share of the rate that a schedule without a floor ends at; a cosine becomes a line."""
+"""Final share of the learning rate by schedule, without a floor; cosine becomes linear."""
 
 START: Recipe = {
     "model.dtype": "float32",
@@ -34,21 +34,21 @@ START: Recipe = {
     "search.url": "http://127.0.0.1:8000",
     "reward.answer": "em",
 }
-"""What every search example of these trainers has."""
+"""Settings shared by the search examples of all these trainers."""
 
 UNSET = "set/"
-"""Begins a value that the file cannot give and that the user has to set; the recipe is refused."""
+"""Prefix of a value that the user must set, because the file lacks it; refused until then."""
 
 PUBLISHED = {"nq_hotpotqa": 169_615, "searchr1": 169_615, "search-r1": 169_615, "nq_search": 79_168}
-"""Training questions of the published sets, by a part of the path that the originals give them."""
+"""Number of training questions of the published datasets, by a part of their usual path."""
 
 _SECRET = re.compile(r"(api|access|private|wandb|swanlab)[_-]?key|token$|secret|passw", re.I)
 
-# Why a key of several trainers has no place in a recipe.
+# Reasons, shared by several trainers, why a key has no place in a recipe.
 MICRO = "micro-batches count tokens and change no gradient: trainer.max_tokens_per_micro_batch"
 SHUFFLED = "questions are shuffled by the run's seed"
 LOGGED = "metrics.jsonl and TensorBoard are always written; tracking.trackers adds others"
-CUT = "training samples from the whole distribution: a cut one breaks the probability ratio"
+CUT = "training samples from the full distribution: truncating it breaks the probability ratio"
 TEMPLATE = "environment.prompt and the tokenizer's template render prompts"
 SERVER = "an option of the server: placement.engine.arguments (vLLM), or your own start of SGLang"
 ADAM = "AdamW runs with betas 0.9 and 0.999 and epsilon 1e-8"
@@ -56,12 +56,12 @@ ADAM = "AdamW runs with betas 0.9 and 0.999 and epsilon 1e-8"
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """One of their keys and what it becomes in a recipe.
+    """A key of another trainer and the key that it becomes in a recipe.
 
-    A key without ``ours`` has no place in a recipe, and ``note`` says why. ``values`` maps their
-    values to ours, and any other value is refused; ``is_list`` admits several, with commas. A
-    derived key is read together with others. A name with ``*`` covers every key like it that has no
-    row of its own.
+    A key without ``ours`` has no place in a recipe; ``note`` gives the reason. ``values`` maps
+    their values to ours and refuses others; ``is_list`` allows several, separated by commas. A
+    derived key is read together with others. A name with ``*`` matches every key without its own
+    row.
     """
 
     theirs: str
@@ -94,7 +94,7 @@ def comma_separated(value: Any) -> list[str]:
 def no_place(table: str) -> list[ForeignKey]:
     """Keys without a place in a recipe, from lines ``why: key key=value|value``.
 
-    Values other than those named are refused: they would train something else.
+    Other values than those listed are refused: they would change the training.
     """
     keys: list[ForeignKey] = []
     for line in table.strip().splitlines():
@@ -106,7 +106,7 @@ def no_place(table: str) -> list[ForeignKey]:
 
 
 class Given:
-    """What a file and the trainer's own defaults set; remembers which keys were read."""
+    """The values of a file over the trainer's defaults; remembers which keys were read."""
 
     def __init__(self, values: Mapping[str, Any], num_questions: int | None = None) -> None:
         self.values = values

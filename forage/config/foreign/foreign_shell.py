@@ -1,8 +1,8 @@
 """Reads the settings in a shell script: overrides (``a.b=c``) and flags (``--name value``).
 
-The script is never run. Variables that it sets itself are substituted, and so are ``$HOME``, the
-current directory and the script's own folder; the rest is reported. ``foreign_file.py`` adds the
-files that the script names.
+The script is never executed. Its own variables, ``$HOME``, the current directory and the script's
+folder are substituted; other variables are reported. ``foreign_file.py`` adds the files that the
+script names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SOURCED = re.compile(r"^\s*(?:source|\.)\s+(\S+)")
 
 
 class ShellScript:
-    """A script's settings as text, in order, and what it says beyond them."""
+    """A script's settings as text, in order, with its missing files and unused variables."""
 
     def __init__(self, path: Path, find: Callable[[str], Path | None]) -> None:
         self._folder = path.resolve().parent
@@ -51,7 +51,7 @@ class ShellScript:
                     continue
             try:
                 words = shlex.split(line, comments=True)
-            except ValueError:  # a quotation over several lines, which holds no setting
+            except ValueError:  # a quoted string over several lines, which contains no setting
                 words = line.split()
             yield from _settings([self._substitute(word) for word in words])
 
@@ -68,7 +68,7 @@ class ShellScript:
             yield from ShellScript(path, self._find).settings(path.read_text(encoding="utf-8"))
 
     def _command(self, found: re.Match[str]) -> str:
-        """The folder that a substitution of commands gives; others stay as they are."""
+        """Evaluates a command substitution that gives a folder; leaves others unchanged."""
         if "BASH_SOURCE" in found.group() or "$0" in found.group():
             return str(self._folder)
         return "." if found.group(0) == "$(pwd)" else found.group(0)
@@ -83,7 +83,7 @@ class ShellScript:
 
 
 def _settings(words: list[str]) -> Iterator[tuple[str, Any]]:
-    """Those of the program that Python runs, or of a line of an array."""
+    """The settings in a command that runs Python, or in a line of an array."""
     if words[:1] == ["ray"] and words[1:2] != ["job"]:
         return
     programs = [place for place, word in enumerate(words) if Path(word).name.startswith("python")]

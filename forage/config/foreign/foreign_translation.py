@@ -1,6 +1,6 @@
-"""Translates another trainer's keys into a recipe, and says what became of each of them.
+"""Translates another trainer's keys into a recipe, and reports the result for each key.
 
-``foreign_keys.py`` has what the tables of the trainers are made of.
+``foreign_keys.py`` has the building blocks of the trainers' tables.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _OF_GAE = tuple(f"algorithm.advantage.{name}" for name in ("critic.", "discount"
 
 @dataclass(slots=True)
 class Translated:
-    """A recipe by dotted names, and a sentence for each key that does not stand in it as it was."""
+    """A recipe by dotted names, and a sentence for each key that was not carried over unchanged."""
 
     recipe: Recipe
     read_as: list[str] = field(default_factory=list)
     """Keys with another value in the recipe, or read together with others."""
     left_out: list[str] = field(default_factory=list)
-    """Known keys without a place or an effect, and why."""
+    """Known keys without a counterpart or without an effect, with the reason."""
     unknown: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    """Values that would train something that Forage cannot do."""
+    """Values that ask for something that Forage does not support."""
 
     def tree(self) -> dict[str, Any]:
         tree: dict[str, Any] = {}
@@ -38,7 +38,7 @@ class Translated:
         return tree
 
     def report(self, key: ForeignKey | None, name: str, value: Any, is_idle: bool) -> None:
-        """Sort one key of the file into the lists above."""
+        """Adds one key of the file to one of the lists above."""
         said = shown(name, value)
         if key is None:
             self.unknown.append(said)
@@ -62,7 +62,7 @@ class Translated:
 def translate(
     trainer: ForeignTrainer, values: Mapping[str, Any], num_questions: int | None = None
 ) -> Translated:
-    """The recipe, and what became of each key of the file."""
+    """Translates a file's values, and reports on each key."""
     given = Given({**trainer.defaults(values), **values}, num_questions)
     translated = Translated(dict(trainer.start))
     recipe = translated.recipe
@@ -84,7 +84,7 @@ def translate(
 
 
 def _remove_idle(recipe: Recipe) -> None:
-    """Take out what does nothing in this recipe and would be refused; a whole episode must fit."""
+    """Removes keys that would be refused as having no effect; makes a whole episode fit."""
     idle = [f"placement.trainer.{name}_parallel" for name in ("tensor", "sequence")]
     idle = [name for name in idle if recipe.get(name) == 1]
     if recipe.get("placement.engine.kind", "torch") == "torch":
