@@ -82,7 +82,7 @@ LINE_BUDGETS = {
 }
 # Imports under TYPE_CHECKING that would close a cycle between files if they ran.
 TYPE_CYCLES = {
-    ("forage.config.whole_config", "forage.config.run_config"),
+    ("forage.config.section_checks", "forage.config.run_config"),
     ("forage.retrieval.words.bm25_builder", "forage.retrieval.words.count_processes"),
 }
 # Folders of one room that import each other, and why they still do.

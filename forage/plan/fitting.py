@@ -114,9 +114,7 @@ def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[st
     }
     if num_nodes > 1 and placement.cluster.kind == "local":
         wanted["placement.cluster"] = "ray"
-    changes = [
-        f"{key}={value}" for key, value in wanted.items() if attrgetter(key)(config) != value
-    ]
+    changes = [f"{key}={new}" for key, new in wanted.items() if attrgetter(key)(config) != new]
     if num_nodes * gpus == 1:
         changes += _learning_on_one_gpu(placement)
     size = gcd(placement.engine.tensor_parallel, gpus)
@@ -132,8 +130,7 @@ def _learning_on_one_gpu(placement: PlacementConfig) -> list[str]:
     if not placement.has_server and placement.num_gpus > 1:
         return ["placement.trainer=null"]
     keys = ("num_ranks", "replicas", "tensor_parallel", "sequence_parallel")
-    learning = placement.learning
-    return [f"placement.trainer.{key}=1" for key in keys if getattr(learning, key) != 1]
+    return [f"placement.trainer.{key}=1" for key in keys if getattr(placement.learning, key) != 1]
 
 
 def changes_that_fit(

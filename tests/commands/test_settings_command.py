@@ -35,7 +35,7 @@ def test_every_key_of_every_section_and_every_kind_has_a_sentence() -> None:
         ("trainer", "trainer.group_size: whole number from 1, default 8\n"),
         ("sentinel", "sentinel.rate_factor (kind: roll_back): number above 0 below 1, default 0.5"),
         ("model", "model.path: text, default none: required\n"),
-        ("", "search.url: text or list of text, default http://127.0.0.1:8000\n"),
+        ("", "search.url (kind: server): text or list of text, default http://127.0.0.1:8000\n"),
         ("", "seed: whole number from 0, default 0\n"),
     ],
 )
