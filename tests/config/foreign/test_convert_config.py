@@ -218,7 +218,7 @@ def test_verl_counts_mini_batches_in_questions_and_calls_tools(tmp_path: Path):
     assert loss.kind == "gspo"
     assert (loss.low, loss.high) == (3e-4, 4e-4)
     assert config.algorithm.kl is None
-    assert "top_p = 0.9: training samples from the whole distribution" in written
+    assert "top_p = 0.9: training samples from the full distribution" in written
 
 
 def test_slimes_script_is_the_recipe_that_we_ship(tmp_path: Path):
