@@ -84,10 +84,8 @@ class SearchClient:
     def __init__(self, settings: SearchConfig, backoff_s: float = 0.5) -> None:
         """``backoff_s``: the wait before the first retry, doubled with each one after it."""
         self._settings = settings
-        if settings.kind == "function":
-            self._dispatcher = OwnSearch(settings)
-            # A query that a function does not take must not fail those that travel with it.
-            self._most_together = 1
+        if settings.kind == "function":  # a query that it rejects must not fail others
+            self._dispatcher, self._most_together = OwnSearch(settings), 1
         else:
             self._dispatcher = Dispatcher(settings, backoff_s)
             self._most_together = settings.max_queries_per_request
