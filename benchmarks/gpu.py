@@ -32,8 +32,8 @@ import torch  # noqa: E402  # after the OpenMP settings
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 from weight_receiver import publishing  # noqa: E402
 
-from forage.algorithms.packing import pack, unweighed  # noqa: E402
-from forage.batch import Weighed  # noqa: E402
+from forage.algorithms.packing import pack, uncredited  # noqa: E402
+from forage.batch import Credited  # noqa: E402
 from forage.config.algorithm_config import AlgorithmConfig  # noqa: E402
 from forage.config.placement_config import TorchPlacement  # noqa: E402
 from forage.config.trainer_config import TrainerConfig  # noqa: E402
@@ -173,8 +173,8 @@ async def check(model: PreTrainedModel) -> None:
     engine = new_engine(model, 8, CHECKED_PROMPT + CHECKED_TOKENS)
     ((sampled,), _, _) = await play(engine, [prompt], CHECKED_TOKENS)
     await engine.close()
-    weighed = unweighed(episode_of(prompt, sampled))
-    ((filled,),), _ = new_trainer(model).prepare([[weighed]])
+    credited = uncredited(episode_of(prompt, sampled))
+    ((filled,),), _ = new_trainer(model).prepare([[credited]])
     plain = Qwen2ForCausalLM(Qwen2Config(**model.config.to_dict())).float().eval()
     plain.set_attn_implementation("eager")
     plain.load_state_dict({name: w.float().cpu() for name, w in model.state_dict().items()})
@@ -197,7 +197,7 @@ async def check(model: PreTrainedModel) -> None:
 
 async def sampling(
     model: PreTrainedModel, machine: Machine, context: int, number: int, new_tokens: int
-) -> list[Weighed]:
+) -> list[Credited]:
     """Prefill and decode, printed; gives the episodes."""
     everything = prompts(2 * number, context - new_tokens, model.config.vocab_size)
     warming_up, asked = everything[:number], everything[number:]
@@ -212,7 +212,7 @@ async def sampling(
         floor = machine.terabytes_per_s * 1e12 / bytes_a_token(model, context, number)
         told += f", {decode / floor:.2f} of the floor ({floor:,.0f})"
     print(told, flush=True)
-    return [unweighed(episode_of(p, c)) for p, c in zip(asked, sampled, strict=True)]
+    return [uncredited(episode_of(p, c)) for p, c in zip(asked, sampled, strict=True)]
 
 
 def bytes_a_token(model: PreTrainedModel, context: int, number: int) -> float:
@@ -223,7 +223,7 @@ def bytes_a_token(model: PreTrainedModel, context: int, number: int) -> float:
     return 2 * model.num_parameters() / number + cached
 
 
-def learning(model: PreTrainedModel, machine: Machine, played: list[Weighed]) -> None:
+def learning(model: PreTrainedModel, machine: Machine, played: list[Credited]) -> None:
     """The pass for log-probabilities and a training step; printed."""
     num_tokens = sum(each.episode.num_tokens for each in played)
     trainer = new_trainer(model)
@@ -276,7 +276,7 @@ def main() -> None:
         model = new_model(shape, machine.device, args.compile)
         print(f"{shape}: {model.num_parameters() / 1e6:,.1f} million parameters, bfloat16")
         asyncio.run(check(model))
-        played: list[Weighed] = []
+        played: list[Credited] = []
         for context in args.contexts:
             work = sampling(model, machine, context, args.episodes, args.new_tokens)
             played = [*played, *asyncio.run(work)[: args.learnt]]

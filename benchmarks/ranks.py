@@ -26,7 +26,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from weight_receiver import publishing
 
-from forage.batch import Weighed
+from forage.batch import Credited
 from forage.config.run_config import build_config
 from forage.publish import SenderOfRanks
 from forage.training.checkpoints.checkpoint import RunState, begin_checkpoint, load_checkpoint
@@ -57,12 +57,12 @@ def make_model(args: argparse.Namespace, out: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def weighed_of(length: int, num_ids: int) -> list[list[Weighed]]:
+def credited_of(length: int, num_ids: int) -> list[list[Credited]]:
     """Two episodes of random tokens, one better than the other."""
-    from forage.algorithms.packing import unweighed
+    from forage.algorithms.packing import uncredited
 
     chance = random.Random(0)
-    each: list[list[Weighed]] = []
+    each: list[list[Credited]] = []
     for advantage in (1.0, -1.0):
         tokens = tuple(chance.randrange(num_ids) for _ in range(length))
         sampled = tokens[PROMPT:]
@@ -72,9 +72,9 @@ def weighed_of(length: int, num_ids: int) -> list[list[Weighed]]:
             Segment(Origin.SAMPLED, sampled, *numbers),
         )
         episode = Episode(Question("q", "?", ("a",), "random"), 0, segments, (), Status.ANSWERED)
-        weighed = unweighed(episode)
-        weighed.advantages_M.fill_(advantage)
-        each.append([weighed])
+        credited = uncredited(episode)
+        credited.advantages_M.fill_(advantage)
+        each.append([credited])
     return each
 
 
@@ -151,7 +151,7 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def _learning(trainer: TrainerRanks, num_tokens: int, num_ids: int) -> Callable[[], None]:
-    batches, _ = trainer.pack(weighed_of(num_tokens, num_ids))
+    batches, _ = trainer.pack(credited_of(num_tokens, num_ids))
 
     def learn() -> None:
         trainer.learn(batches, nullcontext())

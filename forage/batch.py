@@ -6,7 +6,8 @@ suffixes: ``_N`` tokens laid end to end, ``_M`` the sampled ones among them, ``_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from forage.types import Episode
@@ -20,17 +21,16 @@ Metrics = dict[str, "Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
-    """An episode on its way into the loss: what is known of each of its M sampled tokens, in order.
+class Credited:
+    """An episode on its way into the loss: a column for each thing known of its M sampled tokens.
 
-    It starts neutral (``packing.unweighed``) and each stage fills in its part. All float32 [M] but
-    what ``is_`` begins (bool): ``old_logprobs_M`` of the policy that the loss's ratio is taken to,
-    ``reference_logprobs_M`` of the reference model (the old ones where there is none),
-    ``weights_M`` that correct for the sampler (1), ``is_kept_M`` false where the correction
-    rejects (true), ``values_M`` of the critic before the update (0), ``returns_M`` that it learns
-    (0), ``energies_M`` that the optimal token baseline reads (0), ``advantages_M`` (0),
-    ``is_picked_M`` (bool) true where a loss by covariance picks the token of its step (false).
-    ``gains_T`` are what each turn added to the belief in the golden answer (0).
+    It starts neutral (``packing.uncredited``) and each stage fills in its part. Columns are float32
+    [M], or bool [M] if their name begins with ``is_``; neutral values are in parentheses:
+    ``old_logprobs_M`` under the policy that the loss's ratio is taken to (the sampler's),
+    ``reference_logprobs_M`` under the reference model (the old ones),
+    ``weights_M`` that correct for the sampler (1), ``is_kept_M``, false where the correction
+    rejects a token (true), ``values_M`` of the critic before the update (0), ``returns_M``, the
+    critic's targets (0), and ``advantages_M`` (0).
     """
 
     episode: Episode
@@ -40,16 +40,23 @@ class Weighed:
     is_kept_M: Tensor
     values_M: Tensor
     returns_M: Tensor
-    energies_M: Tensor
     advantages_M: Tensor
-    is_picked_M: Tensor
-    gains_T: Tensor
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    """Columns that one estimator or loss needs, by name; its file declares them and fills them in.
+
+    Names that end in ``_M`` travel with the tokens, into ``Tokens.extra``.
+    """
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """What is known of each token, by the name of the field."""
-        names = [each.name for each in fields(self) if each.name.endswith("_M")]
-        return {name: getattr(self, name) for name in names}
+        """Every column [M] by its name, extra ones included."""
+        return {name: getattr(self, name) for name in _fields_M(self)} | _extra_M(self.extra)
+
+    def having(self, columns: Mapping[str, Tensor]) -> Credited:
+        """The same episode with these columns; names that are not fields are extra columns."""
+        own = {name: columns[name] for name in _fields_M(self) if name in columns}
+        rest = {name: column for name, column in columns.items() if name not in own}
+        return replace(self, **own, extra={**self.extra, **rest})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +90,10 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What is known of the M tokens of a micro-batch that are learnt, in their order, each [M].
+    """What is known of the M trained tokens of a micro-batch, in their order, each [M].
 
     ``turn_of_M`` numbers the turns of the micro-batch, ``trainer_version`` is the policy version
-    that learns, and the rest is the engine's word or ``Weighed``'s.
+    being trained, and the rest comes from the engine or from ``Credited``.
     """
 
     sampler_logprobs_M: Tensor
@@ -96,11 +103,11 @@ class Tokens:
     values_M: Tensor
     returns_M: Tensor
     advantages_M: Tensor
-    is_picked_M: Tensor
     versions_M: Tensor
     turn_of_M: Tensor
     sequences: Sequences
     trainer_version: int = 0
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def staleness_M(self) -> Tensor:
@@ -109,10 +116,24 @@ class Tokens:
 
     def moved(self, device: torch.device, trainer_version: int = 0) -> Tokens:
         """The same on ``device``, to be learnt by this policy version."""
-        names = [each.name for each in fields(self) if each.name.endswith("_M")]
-        tensors = {name: getattr(self, name).to(device) for name in names}
+        tensors = {name: getattr(self, name).to(device) for name in _fields_M(self)}
+        extra = {name: column.to(device) for name, column in self.extra.items()}
         numbers = replace(self.sequences, number_of_M=self.sequences.number_of_M.to(device))
-        return replace(self, **tensors, sequences=numbers, trainer_version=trainer_version)
+        return replace(
+            self, **tensors, sequences=numbers, trainer_version=trainer_version, extra=extra
+        )
+
+    def extra_M(self, name: str) -> Tensor:
+        """An extra column; empty on a rank that has no tokens, since no episode fills it there."""
+        return self.extra[name] if len(self.old_logprobs_M) else self.old_logprobs_M
+
+
+def _fields_M(record: Credited | Tokens) -> list[str]:
+    return [each.name for each in fields(record) if each.name.endswith("_M")]
+
+
+def _extra_M(extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: column for name, column in extra.items() if name.endswith("_M")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from forage.types import Episode, Group, TokenizerId
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from forage.batch import Weighed
+    from forage.batch import Credited
 
 LOG = logging.getLogger(__name__)
 
@@ -118,16 +118,16 @@ class RunRecords:
         step: int,
         played: Sequence[Group],
         chosen: Sequence[Group],
-        weighed: Sequence[Weighed] = (),
+        credited: Sequence[Credited] = (),
         has_trainer_logprobs: bool = False,
     ) -> None:
         """Appends a step's episodes, then the greedy ones; ``chosen`` are the groups trained on.
 
-        ``weighed`` provides their advantages and, if known, the trainer's log-probabilities.
+        ``credited`` brings their advantages, and the trainer's log-probabilities if it has them.
         """
         learnt = {id(group) for group in chosen}
         figures: dict[int, tuple[tuple[float, ...], ...]] = {}
-        for each in weighed:
+        for each in credited:
             trainers = each.old_logprobs_M.tolist() if has_trainer_logprobs else ()
             figures[id(each.episode)] = (tuple(each.advantages_M.tolist()), tuple(trainers))
         for arm in (None, GREEDY_ARM):

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
-from forage.batch import Weighed
+from forage.batch import Credited
 from forage.cluster.places import open_places
 from forage.config.run_config import RunConfig
 from forage.data.order import questions_of_run
@@ -166,10 +166,10 @@ class _Run:
                     clock = PhaseClock()
                     groups = await self.stop.or_stop(source.next_groups(step))
                     clock.lap("rollout")
-                    weighed, metrics = [], {}
+                    credited, metrics = [], {}
                     if not self.played:
-                        weighed, metrics = await self._learn_from(step, groups.chosen, clock)
-                    await self.stop.or_stop(self.after_step(step, groups, weighed, metrics, clock))
+                        credited, metrics = await self._learn_from(step, groups.chosen, clock)
+                    await self.stop.or_stop(self.after_step(step, groups, credited, metrics, clock))
         except Collapsed:
             raise  # what was learnt last is not worth keeping
         except (Stopped, UserError):
@@ -192,22 +192,22 @@ class _Run:
 
     async def _learn_from(
         self, step: int, groups: Sequence[Group], clock: PhaseClock
-    ) -> tuple[list[list[Weighed]], dict[str, float]]:
+    ) -> tuple[list[list[Credited]], dict[str, float]]:
         """Weigh the groups, pack them, learn them, and publish the weights that come of it."""
         trainer = self.trainer
         if self.config.placement.engine.offload:
             await self.weights.begin()  # servers sleep: their GPUs are the trainer's now
-        prepared_P, seen = await asyncio.to_thread(trainer.prepare, self.credit.unweighed(groups))
+        prepared_P, seen = await asyncio.to_thread(trainer.prepare, self.credit.uncredited(groups))
         with self.guard.against_divergence(step, self.savepoints.wait):
-            weighed_P, credited = self.credit.weigh(groups, prepared_P, trainer.kl_coefficient)
-        batches, unmasked = await asyncio.to_thread(trainer.pack, weighed_P)
+            credited_P, credited = self.credit.credit(groups, prepared_P, trainer.kl_coefficient)
+        batches, unmasked = await asyncio.to_thread(trainer.pack, credited_P)
         self.num_steps_done = step + 1  # from here on the weights are no longer those before it
         with self.guard.against_divergence(step, self.savepoints.wait):
             learnt = await asyncio.to_thread(trainer.learn, batches, self.weights)
         clock.lap("train")
         await self.weights.publish()
         clock.lap("publish")
-        return weighed_P, learnt | seen | credited | unmasked
+        return credited_P, learnt | seen | credited | unmasked
 
     def _played_groups(self) -> GroupSource:
         """The groups of each step, played with what the run samples and searches with."""

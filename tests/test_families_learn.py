@@ -153,9 +153,9 @@ async def play_group(
 
 
 def learn(trainer: Trainer, credit: Credit, group: Group) -> dict[str, float]:
-    views_P, seen = trainer.prepare(credit.unweighed([group]))
-    weighed_P, _ = credit.weigh([group], views_P, trainer.kl_coefficient)
-    batch = pack(weighed_P[0], 4096)
+    views_P, seen = trainer.prepare(credit.uncredited([group]))
+    credited_P, _ = credit.credit([group], views_P, trainer.kl_coefficient)
+    batch = pack(credited_P[0], 4096)
     assert batch.num_sampled_tokens == sum(e.num_sampled_tokens for e in group.episodes_G)
     return trainer.learn([batch], nullcontext()) | seen
 

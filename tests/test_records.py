@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.packing import unweighed
+from forage.algorithms.packing import uncredited
 from forage.episode_json import episode_from_json, episode_to_json
 from forage.errors import UserError
 from forage.records import (
@@ -296,9 +296,9 @@ def test_what_training_noted_of_tokens_stays_with_its_episode(tmp_path: Path):
     question = make_episode().question
     episodes = tuple(make_episode(member) for member in range(3))
     group = Group(question, episodes)
-    same = replace(unweighed(episodes[0]), advantages_M=torch.full((3,), 0.5))
+    same = replace(uncredited(episodes[0]), advantages_M=torch.full((3,), 0.5))
     each = torch.tensor([0.25, -0.5, math.inf])
-    other = replace(unweighed(episodes[2]), advantages_M=each)
+    other = replace(uncredited(episodes[2]), advantages_M=each)
     with RunRecords(tmp_path, has_tensorboard=False) as records:
         records.write_groups(0, [group], [group], [same, other], has_trainer_logprobs=True)
     lines = [json.loads(line) for line in (tmp_path / EPISODES_FILE).read_text().splitlines()]

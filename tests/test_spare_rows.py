@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forage.algorithms.credit.optimal_token import collision
 from forage.algorithms.packing import lay_end_to_end
 from forage.config.model_config import ModelConfig
 from forage.environment.vocabulary import fit_vocabulary, known_logits, num_token_ids
@@ -23,7 +24,7 @@ from forage.errors import UserError
 from forage.models import attention
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.training.export import import_checkpoint
-from forage.training.logprobs import collision, token_logprobs
+from forage.training.logprobs import token_logprobs
 from forage.training.model import load_model, new_model, save_model
 from forage.training.warm_start import ReadArguments, reading_accuracy
 from tests.fakes import tiny_tokenizer

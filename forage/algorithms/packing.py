@@ -20,26 +20,26 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from forage.batch import Batch, Packed, Rows, Sequences, Tokens, Weighed
+from forage.batch import Batch, Credited, Packed, Rows, Sequences, Tokens
 from forage.types import Episode, Origin
 
 CostOf = Callable[[int], float]
 """The cost of training on a sequence of this many tokens, in any unit."""
 _COLUMNS = (
     *("old_logprobs_M", "reference_logprobs_M", "weights_M"),
-    *("values_M", "returns_M", "advantages_M", "is_picked_M"),
+    *("values_M", "returns_M", "advantages_M"),
 )
-"""The columns of ``Weighed`` that the loss reads per token, under their names in ``Tokens``."""
+"""The columns of ``Credited`` that every loss may read, under the names of ``Tokens``."""
 
 
-def unweighed(episode: Episode) -> Weighed:
-    """A freshly played episode: no advantage, full weight, the sampler's log-probabilities."""
-    assert episode.is_trainable, "only tokens recorded as sampled can be trained"
+def uncredited(episode: Episode) -> Credited:
+    """An episode before any stage: no advantage, full weight, the sampler's log-probabilities."""
+    assert episode.is_trainable, "only one sequence of tokens that were sampled as such is trained"
     logprobs_M = torch.tensor(
         [p for segment in episode.segments for p in segment.logprobs_T], dtype=torch.float32
     )
     zeros_M = torch.zeros_like(logprobs_M)
-    return Weighed(
+    return Credited(
         episode=episode,
         old_logprobs_M=logprobs_M,
         reference_logprobs_M=logprobs_M,
@@ -47,15 +47,12 @@ def unweighed(episode: Episode) -> Weighed:
         is_kept_M=torch.ones_like(logprobs_M, dtype=torch.bool),
         values_M=zeros_M,
         returns_M=zeros_M,
-        energies_M=zeros_M,
         advantages_M=zeros_M,
-        is_picked_M=torch.zeros_like(logprobs_M, dtype=torch.bool),
-        gains_T=torch.zeros(len(episode.turns)),
     )
 
 
-def contexts(each: Weighed) -> list[Weighed]:
-    """An episode as the sequences it was sampled in, each with its own tokens' numbers.
+def contexts(each: Credited) -> list[Credited]:
+    """An episode as the sequences that it was sampled in, each with its own tokens' numbers.
 
     One sequence, itself, unless its context was folded. Every sampled token is in exactly one.
     """
@@ -65,13 +62,13 @@ def contexts(each: Weighed) -> list[Weighed]:
     lengths = [sum(len(s.logprobs_T) for s in part.segments) for part in parts]
     columns = {name: column.split(lengths) for name, column in each.columns.items()}
     return [
-        replace(each, episode=part, **{name: pieces[i] for name, pieces in columns.items()})
+        replace(each, episode=part).having({name: pieces[i] for name, pieces in columns.items()})
         for i, part in enumerate(parts)
     ]
 
 
 def pack(
-    weighed: Sequence[Weighed], max_tokens: int, cost_of: CostOf = float, num_at_once: int = 1
+    credited: Sequence[Credited], max_tokens: int, cost_of: CostOf = float, num_at_once: int = 1
 ) -> Batch:
     """Lays the episodes with a trained token out in micro-batches of at most ``max_tokens``.
 
@@ -79,7 +76,7 @@ def pack(
     ``num_at_once`` if there are enough sequences. Raises ``AssertionError`` for a sequence that is
     too long (the config rules it out).
     """
-    parts = [part for each in weighed for part in contexts(each)]
+    parts = [part for each in credited for part in contexts(each)]
     trained = [each for each in parts if bool(each.is_kept_M.any())]
     sizes = [each.episode.num_tokens for each in trained]
     bins = balanced_bins(sizes, max_tokens, cost_of, num_at_once)
@@ -91,8 +88,8 @@ def pack(
 
 
 def pack_mini_batches(
-    weighed_P: Sequence[Sequence[Weighed]],
-    picked: Callable[[Sequence[Weighed]], list[Weighed]],
+    credited_P: Sequence[Sequence[Credited]],
+    mark: Callable[[Sequence[Credited]], list[Credited]],
     num_mini_batches: int,
     max_tokens: int,
     cost_of: CostOf = float,
@@ -100,11 +97,11 @@ def pack_mini_batches(
 ) -> list[Batch]:
     """One batch per optimizer step: consecutive groups, split evenly without dividing any.
 
-    ``picked`` selects the tokens of an optimizer step for a covariance loss.
+    ``mark`` fills in the extra columns that the loss reads, over one optimizer step's episodes.
     """
-    edges = [len(weighed_P) * i // num_mini_batches for i in range(num_mini_batches + 1)]
-    mini_batches = [list(chain.from_iterable(weighed_P[i:j])) for i, j in pairwise(edges)]
-    return [pack(picked(each), max_tokens, cost_of, num_at_once) for each in mini_batches]
+    edges = [len(credited_P) * i // num_mini_batches for i in range(num_mini_batches + 1)]
+    mini_batches = [list(chain.from_iterable(credited_P[i:j])) for i, j in pairwise(edges)]
+    return [pack(mark(each), max_tokens, cost_of, num_at_once) for each in mini_batches]
 
 
 def balanced_bins(
@@ -180,36 +177,37 @@ def sequence_numbers(packed: Packed) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
 
 
-def lay(weighed: Sequence[Weighed]) -> Rows:
-    """One micro-batch of these episodes, in order; rejected tokens count as not sampled."""
-    segments = [segment for each in weighed for segment in each.episode.segments]
+def lay(credited: Sequence[Credited]) -> Rows:
+    """One micro-batch of these episodes, in their order; what is rejected counts as not sampled."""
+    segments = [segment for each in credited for segment in each.episode.segments]
     turns = [segment for segment in segments if segment.origin is Origin.SAMPLED]
     logprobs = [logprob for turn in turns for logprob in turn.logprobs_T]
     versions = [version for turn in turns for version in turn.versions_T]
     turn_of = [number for number, turn in enumerate(turns) for _ in turn.token_ids_T]
     was_sampled = [s.origin is Origin.SAMPLED for s in segments for _ in s.token_ids_T]
-    packed = lay_end_to_end([each.episode.token_ids_T for each in weighed])
-    is_kept_M = torch.cat([each.is_kept_M for each in weighed])
+    packed = lay_end_to_end([each.episode.token_ids_T for each in credited])
+    is_kept_M = torch.cat([each.is_kept_M for each in credited])
     is_sampled_N = torch.tensor(was_sampled, dtype=torch.bool)
     is_sampled_N[is_sampled_N.clone()] = is_kept_M
     columns = {
-        name: torch.cat([getattr(each, name) for each in weighed])[is_kept_M] for name in _COLUMNS
+        name: torch.cat([each.columns[name] for each in credited])[is_kept_M]
+        for name in credited[0].columns
+        if name != "is_kept_M"
     }
     tokens = Tokens(
         sampler_logprobs_M=torch.tensor(logprobs, dtype=torch.float32)[is_kept_M],
         versions_M=torch.tensor(versions, dtype=torch.int64)[is_kept_M],
         turn_of_M=torch.tensor(turn_of, dtype=torch.int64)[is_kept_M],
-        sequences=Sequences(sequence_numbers(packed)[is_sampled_N], len(weighed)),
+        sequences=Sequences(sequence_numbers(packed)[is_sampled_N], len(credited)),
         trainer_version=0,
-        **columns,
+        **{name: columns.pop(name) for name in _COLUMNS},
+        extra=columns,
     )
     return Rows(packed, is_sampled_N, tokens)
 
 
 def empty_rows() -> Rows:
-    """A micro-batch of one untrained token, for a rank that has no episodes."""
+    """A micro-batch of one token that is not trained, for a rank that has none of its own."""
     nothing, numbers = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
-    sequences = Sequences(numbers, 1)
-    others = [numbers.bool(), numbers, numbers]
-    tokens = Tokens(*[nothing] * 7, *others, sequences=sequences)
+    tokens = Tokens(*[nothing] * 7, *[numbers] * 2, sequences=Sequences(numbers, 1))
     return Rows(lay_end_to_end([[0]]), torch.tensor([False]), tokens)

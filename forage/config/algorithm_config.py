@@ -6,8 +6,7 @@ there and a line in a union here. docs/algorithms.md has each option's formula, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -49,9 +48,6 @@ from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.loss.sapo_loss import SapoLoss
 from forage.algorithms.loss.sequence_mask import SequenceMaskConfig
 from forage.settings import Frozen, kind_or
-
-if TYPE_CHECKING:
-    from forage.batch import Weighed
 
 Advantage = Annotated[
     Grpo
@@ -138,12 +134,6 @@ class AlgorithmConfig(Frozen):
     def needs_recomputed_logprobs(self) -> bool:
         """Whether the trainer's log-probabilities are needed before the first update."""
         return self.decoupled or self.correction.is_on
-
-    def picked(self, weighed: Sequence[Weighed]) -> list[Weighed]:
-        """An optimizer step's episodes with the tokens marked that a loss by covariance picks."""
-        if weighed and isinstance(self.loss, ClipCovLoss | KlCovLoss):
-            return self.loss.picked(weighed)
-        return list(weighed)
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:

@@ -174,7 +174,7 @@ def learning_operations(config: RunConfig, model: ModelSize, num_tokens: float) 
     num_lessons = config.trainer.num_epochs * (2 if algorithm.critic is not None else 1)
     num_scorings = algorithm.needs_recomputed_logprobs + (algorithm.kl is not None)
     num_scorings += algorithm.critic is not None
-    num_scorings += algorithm.advantage.reads_energies
+    num_scorings += algorithm.advantage.extra is not None
     if (gain := algorithm.information_gain) is not None:
         # The belief after each call needs a pass over part of the episode, half of it on average.
         num_scorings += (1 + gain.num_others) * config.environment.max_turns / 2

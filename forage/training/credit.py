@@ -16,11 +16,12 @@ from statistics import fmean
 import torch
 
 from forage.algorithms.credit.estimator import Earned, EarnedByGroup
+from forage.algorithms.credit.information_gain import GAINS
 from forage.algorithms.credit.reinforce import next_baseline, whiten
 from forage.algorithms.credit.turn_credit import TurnRewards, turn_lengths, turn_rewards
 from forage.algorithms.dapo import is_flat
-from forage.algorithms.packing import unweighed
-from forage.batch import Weighed
+from forage.algorithms.packing import uncredited
+from forage.batch import Credited
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.errors import UserError
 from forage.rewards.shown import shows_an_answer
@@ -54,22 +55,22 @@ class Credit:
         """Whether the group's episodes earned the same, so that it teaches nothing."""
         return is_flat([earned.total for earned in self._earned_by_group(group)])
 
-    def unweighed(self, groups: Sequence[Group]) -> list[list[Weighed]]:
+    def uncredited(self, groups: Sequence[Group]) -> list[list[Credited]]:
         """The learnable episodes of each group, with nothing known of them yet."""
         return [
-            [unweighed(episode) for episode in group.episodes_G if self.is_learnable(episode)]
+            [uncredited(episode) for episode in group.episodes_G if self.is_learnable(episode)]
             for group in groups
         ]
 
-    def weigh(
-        self, groups: Sequence[Group], views_P: Sequence[Sequence[Weighed]], kl_coefficient: float
-    ) -> tuple[list[list[Weighed]], dict[str, float]]:
+    def credit(
+        self, groups: Sequence[Group], views_P: Sequence[Sequence[Credited]], kl_coefficient: float
+    ) -> tuple[list[list[Credited]], dict[str, float]]:
         """Advantages, and the critic's targets, of the learnable episodes; and metrics.
 
         Raises ``FloatingPointError`` where one of these is not finite.
-        ``views_P`` are those of ``unweighed``, looked at. The running baseline takes the step in.
+        ``views_P`` are those of ``uncredited``, looked at. The running baseline takes the step in.
         """
-        weighed_P: list[list[Weighed]] = []
+        credited_P: list[list[Credited]] = []
         totals: list[float] = []
         totals_P: list[list[float]] = []
         for group, views in zip(groups, views_P, strict=True):
@@ -77,29 +78,29 @@ class Credit:
                 self._with_gains(earned, view)
                 for earned, view in zip(self._earned_by_group(group), views, strict=True)
             ]
-            weighed_P.append(self._weigh_group(group, kept, views, kl_coefficient))
+            credited_P.append(self._credit_group(group, kept, views, kl_coefficient))
             totals_P.append([earned.total for earned in kept])
             totals += totals_P[-1]
         if self._estimator.is_whitened:
-            weighed_P = _whitened(weighed_P)
+            credited_P = _whitened(credited_P)
         if (factor := self._estimator.step_factor(totals_P)) != 1.0:
-            weighed_P = [
-                [replace(each, advantages_M=factor * each.advantages_M) for each in weighed]
-                for weighed in weighed_P
+            credited_P = [
+                [replace(each, advantages_M=factor * each.advantages_M) for each in credited]
+                for credited in credited_P
             ]
-        _refuse_not_finite(weighed_P)
+        _refuse_not_finite(credited_P)
         decay = self._estimator.baseline_decay
         if decay is not None:
             self.baseline = next_baseline(self.baseline, totals, decay)
-        return weighed_P, self._metrics(groups, weighed_P, totals)
+        return credited_P, self._metrics(groups, credited_P, totals)
 
-    def _weigh_group(
+    def _credit_group(
         self,
         group: Group,
         earned: Sequence[Earned],
-        views: Sequence[Weighed],
+        views: Sequence[Credited],
         kl_coefficient: float,
-    ) -> list[Weighed]:
+    ) -> list[Credited]:
         """The episodes of a group with their credit; none where what failed is their baseline."""
         greedy = 0.0
         if self._estimator.plays_greedy:
@@ -112,7 +113,7 @@ class Credit:
                 each,
                 penalties_M=self._kl_penalties(view, kl_coefficient),
                 values_M=view.values_M.tolist(),
-                energies_M=_energies(view),
+                columns=view.columns,
             )
             for each, view in zip(earned, views, strict=True)
         ]
@@ -128,7 +129,7 @@ class Credit:
             for view, each in zip(views, credit, strict=True)
         ]
 
-    def _kl_penalties(self, view: Weighed, kl_coefficient: float) -> list[float]:
+    def _kl_penalties(self, view: Credited, kl_coefficient: float) -> list[float]:
         """What the leash takes off the reward, a token each."""
         kl = self._algorithm.kl
         if kl is None or kl.place != "reward" or not kl_coefficient:
@@ -172,18 +173,18 @@ class Credit:
             )
         return tuple(reward.parts[name] for name in names)
 
-    def _with_gains(self, earned: Earned, view: Weighed) -> Earned:
-        """What was earned with what each turn gained, where that is a reward."""
-        if self._algorithm.information_gain is None:
+    def _with_gains(self, earned: Earned, view: Credited) -> Earned:
+        """What was earned plus the information gain of each turn, if that is a reward."""
+        if GAINS not in view.extra:
             return earned
-        gained = zip(earned.rewards_T, view.gains_T.tolist(), strict=True)
+        gained = zip(earned.rewards_T, view.extra[GAINS].tolist(), strict=True)
         return replace(earned, rewards_T=tuple(reward + gain for reward, gain in gained))
 
     def _metrics(
-        self, groups: Sequence[Group], weighed_P: list[list[Weighed]], totals: Sequence[float]
+        self, groups: Sequence[Group], credited_P: list[list[Credited]], totals: Sequence[float]
     ) -> dict[str, float]:
         num_episodes = sum(len(group.episodes_G) for group in groups)
-        advantages = [each.advantages_M for weighed in weighed_P for each in weighed]
+        advantages = [each.advantages_M for credited in credited_P for each in credited]
         mean = torch.cat(advantages).abs().mean().item() if advantages else 0.0
         metrics = {
             "episodes/excluded": float(num_episodes - len(advantages)),
@@ -203,9 +204,9 @@ class Credit:
         return metrics
 
 
-def _refuse_not_finite(weighed_P: Sequence[Sequence[Weighed]]) -> None:
+def _refuse_not_finite(credited_P: Sequence[Sequence[Credited]]) -> None:
     """Name the first number that would make the whole step's gradient NaN, and its question."""
-    for each in chain.from_iterable(weighed_P):
+    for each in chain.from_iterable(credited_P):
         for what in ("values", "returns", "advantages"):
             if not bool(each.columns[f"{what}_M"].isfinite().all()):
                 raise FloatingPointError(
@@ -216,24 +217,16 @@ def _refuse_not_finite(weighed_P: Sequence[Sequence[Weighed]]) -> None:
                 )
 
 
-def _whitened(weighed_P: Sequence[Sequence[Weighed]]) -> list[list[Weighed]]:
-    flat = [each for weighed in weighed_P for each in weighed]
+def _whitened(credited_P: Sequence[Sequence[Credited]]) -> list[list[Credited]]:
+    flat = [each for credited in credited_P for each in credited]
     whitened = iter(whiten([each.advantages_M.tolist() for each in flat]))
     return [
         [
             replace(each, advantages_M=torch.tensor(next(whitened), dtype=torch.float32))
-            for each in weighed
+            for each in credited
         ]
-        for weighed in weighed_P
+        for credited in credited_P
     ]
-
-
-def _energies(view: Weighed) -> list[float]:
-    """The energies of the tokens in the loss, with the weights that their gradients get there.
-
-    Under importance weights the variance goes by their squares: https://arxiv.org/abs/2602.07078.
-    """
-    return (view.energies_M * view.weights_M.square() * view.is_kept_M).tolist()
 
 
 def _surfaces_gold(turn: Turn, question: Question) -> bool:

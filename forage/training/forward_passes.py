@@ -21,14 +21,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from forage.algorithms.credit.estimator import ExtraColumn
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.packing import CostOf, balanced_bins, contexts, lay
-from forage.batch import Rows, Sequences, Weighed
+from forage.batch import Credited, Rows, Sequences
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.critic import Critic
 from forage.training.golden_beliefs import GoldenBeliefs
 from forage.training.gradients import evaluate
-from forage.training.logprobs import TokenLogprobs, collision
+from forage.training.logprobs import TokenLogprobs
 from forage.training.micro_batches import MicroBatches
 from forage.training.ranks.sharding import Ranks
 from forage.types import Origin, Segment
@@ -49,19 +50,20 @@ class ForwardPasses:
     golden: GoldenBeliefs | None = None
 
     def fill_in(
-        self, weighed: Sequence[Weighed], needs_logprobs: bool
-    ) -> tuple[list[Weighed], dict[str, float]]:
+        self, credited: Sequence[Credited], needs_logprobs: bool
+    ) -> tuple[list[Credited], dict[str, float]]:
         """The episodes with log-probabilities and values filled in, and the correction's metrics.
 
         ``needs_logprobs`` asks for the trainer's log-probabilities of the sampled tokens.
         """
         metrics: dict[str, float] = {}
-        filled = list(weighed)
+        filled = list(credited)
         if needs_logprobs and filled:
             logprobs = self._policys_logprobs(filled)
             filled, metrics = correct(filled, logprobs, self.algorithm)
-        if self.algorithm.advantage.reads_energies:
-            filled = _with(filled, "energies_M", self._run(filled, self._energies))
+        if (extra := self.algorithm.advantage.extra) is not None:
+            columns = self._run(filled, lambda rows: self._extra(extra, rows))
+            filled = _with(filled, extra.name, columns)
         if self.reference is not None:
             reference = self.reference
             logprobs = self._run(filled, lambda rows: self._logprobs(reference, rows))
@@ -71,17 +73,14 @@ class ForwardPasses:
             values = self._run(filled, lambda rows: critic(rows.packed, rows.is_sampled_N))
             filled = _with(filled, "values_M", values)
         if self.golden is not None:
-            episodes = [each.episode for each in filled]
-            gains = self.golden.gains(episodes, self._policys_logprobs)
-            filled = _with(filled, "gains_T", gains)
-            gained_T = torch.cat([*gains, torch.zeros(0)])
-            metrics["return/information_gain"] = gained_T.sum().item() / max(len(gains), 1)
+            filled, gained = self.golden.fill_in(filled, self._policys_logprobs)
+            metrics |= gained
         return filled, metrics
 
-    def unmask(self, weighed: Sequence[Weighed]) -> tuple[list[Weighed], dict[str, float]]:
+    def unmask(self, credited: Sequence[Credited]) -> tuple[list[Credited], dict[str, float]]:
         """The episodes with their observations trained as well (the ablation)."""
-        unmasked = [unmask(each) for each in weighed]
-        wide = [each.weighed for each in unmasked]
+        unmasked = [unmask(each) for each in credited]
+        wide = [each.credited for each in unmasked]
         policy = self._policys_logprobs(wide)
         model = self.reference
         reference = self._run(wide, lambda rows: self._logprobs(model, rows)) if model else policy
@@ -90,24 +89,23 @@ class ForwardPasses:
         num_trained = sum(len(each.was_observed_M) for each in unmasked)
         return whole, {"loss/observed_fraction": num_observed / max(num_trained, 1)}
 
-    def _policys_logprobs(self, weighed: Sequence[Weighed]) -> list[Tensor]:
-        return self._run(weighed, lambda rows: self._logprobs(self.policy, rows))
+    def _policys_logprobs(self, credited: Sequence[Credited]) -> list[Tensor]:
+        return self._run(credited, lambda rows: self._logprobs(self.policy, rows))
 
     def _logprobs(self, model: TokenLogprobs, rows: Rows) -> Tensor:
         return model(rows.packed, rows.is_sampled_N, self.temperature)[0]
 
-    def _energies(self, rows: Rows) -> Tensor:
-        """The squared norm of the gradient of each token's log-probability by the logits [M]."""
-        logprobs_M, collisions_M = self.policy(
-            rows.packed, rows.is_sampled_N, self.temperature, summary=collision
+    def _extra(self, extra: ExtraColumn, rows: Rows) -> Tensor:
+        measured = self.policy(
+            rows.packed, rows.is_sampled_N, self.temperature, summary=extra.summary
         )
-        return (1.0 - 2.0 * logprobs_M.exp() + collisions_M).clamp(min=0.0)
+        return extra.of(*measured)
 
-    def _run(self, weighed: Sequence[Weighed], run: Callable[[Rows], Tensor]) -> list[Tensor]:
+    def _run(self, credited: Sequence[Credited], run: Callable[[Rows], Tensor]) -> list[Tensor]:
         """One float32 [M] on the CPU for each episode, in order."""
         everything = [
             replace(part, is_kept_M=torch.ones_like(part.is_kept_M))
-            for each in weighed
+            for each in credited
             for part in contexts(each)
         ]
         sizes = [each.episode.num_tokens for each in everything]
@@ -127,17 +125,17 @@ class ForwardPasses:
             lengths = [len(everything[i].old_logprobs_M) for i in bin_]
             by_sequence |= zip(bin_, values.split(lengths), strict=True)
         in_order = (by_sequence[i] for i in range(len(everything)))
-        return [torch.cat([next(in_order) for _ in each.episode.contexts]) for each in weighed]
+        return [torch.cat([next(in_order) for _ in each.episode.contexts]) for each in credited]
 
 
-def _with(weighed: Sequence[Weighed], name: str, values: Sequence[Tensor]) -> list[Weighed]:
-    """The episodes with this field filled in."""
-    return [replace(each, **{name: value}) for each, value in zip(weighed, values, strict=True)]
+def _with(credited: Sequence[Credited], name: str, values: Sequence[Tensor]) -> list[Credited]:
+    """The episodes with this column filled in."""
+    return [each.having({name: value}) for each, value in zip(credited, values, strict=True)]
 
 
 def correct(
-    weighed: Sequence[Weighed], logprobs: Sequence[Tensor], algorithm: AlgorithmConfig
-) -> tuple[list[Weighed], dict[str, float]]:
+    credited: Sequence[Credited], logprobs: Sequence[Tensor], algorithm: AlgorithmConfig
+) -> tuple[list[Credited], dict[str, float]]:
     """Correct for the sampler with the trainer's log-probabilities, an [M] for each episode.
 
     Sets the old policy of the loss's ratio, the weights and the rejections. Returns as metrics how
@@ -146,7 +144,7 @@ def correct(
     lengths = [len(logprobs_M) for logprobs_M in logprobs]
     sequences = Sequences(torch.repeat_interleave(torch.tensor(lengths)), len(lengths))
     trainer_M = torch.cat(list(logprobs))
-    sampler_M = torch.cat([each.old_logprobs_M for each in weighed])
+    sampler_M = torch.cat([each.old_logprobs_M for each in credited])
     metrics = mismatch(trainer_M, sampler_M, sequences)
     weights_M, is_kept_M, cuts = algorithm.correction.bound(trainer_M - sampler_M, sequences)
     corrected = [
@@ -157,7 +155,7 @@ def correct(
             is_kept_M=is_kept,
         )
         for each, logprobs_M, weights, is_kept in zip(
-            weighed, logprobs, weights_M.split(lengths), is_kept_M.split(lengths), strict=True
+            credited, logprobs, weights_M.split(lengths), is_kept_M.split(lengths), strict=True
         )
     ]
     return corrected, metrics | cuts
@@ -167,11 +165,11 @@ def correct(
 class Unmasked:
     """An episode in which observations count as sampled; ``was_observed_M`` marks their tokens."""
 
-    weighed: Weighed
+    credited: Credited
     was_observed_M: Tensor
 
 
-def unmask(each: Weighed) -> Unmasked:
+def unmask(each: Credited) -> Unmasked:
     """Make the observations of an episode trained tokens, too.
 
     A token of an observation gets the advantage, the rejection and the policy version of the
@@ -203,14 +201,14 @@ def unmask(each: Weighed) -> Unmasked:
     for name, own in {"old_logprobs_M": 0.0, "reference_logprobs_M": 0.0, "weights_M": 1.0}.items():
         columns[name] = columns[name].masked_fill(was_observed_M, own)
     episode = replace(each.episode, segments=tuple(segments))
-    return Unmasked(replace(each, episode=episode, **columns), was_observed_M)
+    return Unmasked(replace(each, episode=episode).having(columns), was_observed_M)
 
 
 def fill_in_observed(
     unmasked: Unmasked, logprobs_M: Tensor, reference_logprobs_M: Tensor
-) -> Weighed:
+) -> Credited:
     """The episode with the log-probabilities of its observations filled in."""
-    each, was_observed_M = unmasked.weighed, unmasked.was_observed_M
+    each, was_observed_M = unmasked.credited, unmasked.was_observed_M
     segments: list[Segment] = []
     start = 0
     for segment in each.episode.segments:

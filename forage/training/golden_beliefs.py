@@ -12,9 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from forage.algorithms.credit.information_gain import GainBefore, GainOverOthers, Observed
-from forage.algorithms.packing import unweighed
-from forage.batch import Weighed
+from forage.algorithms.credit.information_gain import (
+    GAINS,
+    GainBefore,
+    GainOverOthers,
+    Observed,
+)
+from forage.algorithms.packing import uncredited
+from forage.batch import Credited
 from forage.environment.actions import ANSWER_OPEN
 from forage.environment.codec import Codec
 from forage.types import ActionKind, Episode, Origin, Segment
@@ -22,7 +27,7 @@ from forage.types import ActionKind, Episode, Origin, Segment
 SEQUENCES_AT_ONCE = 2048
 """Sequences that are laid out at a time."""
 
-Ask = Callable[[Sequence[Weighed]], list[Tensor]]
+Ask = Callable[[Sequence[Credited]], list[Tensor]]
 """The policy's log-probabilities of the sampled tokens of episodes, an [M] each."""
 
 
@@ -32,6 +37,15 @@ class GoldenBeliefs:
 
     codec: Codec
     gain: GainBefore | GainOverOthers
+
+    def fill_in(
+        self, credited: Sequence[Credited], ask: Ask
+    ) -> tuple[list[Credited], dict[str, float]]:
+        """The episodes with the gains of their turns as an extra column, and its metric."""
+        gains = self.gains([each.episode for each in credited], ask)
+        gained = torch.cat([*gains, torch.zeros(0)]).sum().item()
+        filled = [each.having({GAINS: own}) for each, own in zip(credited, gains, strict=True)]
+        return filled, {"return/information_gain": gained / max(len(gains), 1)}
 
     def gains(self, episodes: Sequence[Episode], ask: Ask) -> list[Tensor]:
         """What each turn of each episode gained [T]; 0 for a turn that called no tool."""
@@ -57,7 +71,7 @@ class GoldenBeliefs:
             gains.append(gains_T)
         return gains
 
-    def _asked(self, episode: Episode, calls: Sequence[Observed]) -> list[Weighed]:
+    def _asked(self, episode: Episode, calls: Sequence[Observed]) -> list[Credited]:
         """A sequence for each context, with the first golden answer in the policy's place."""
         golden_answers = episode.question.golden_answers
         # The space before it is how the policy writes an answer, too.
@@ -68,7 +82,7 @@ class GoldenBeliefs:
         zeros = (0.0,) * len(golden), (0,) * len(golden)
         answer = Segment(Origin.SAMPLED, tuple(golden), *zeros)
         return [
-            unweighed(replace(episode, segments=(Segment(Origin.PROMPT, ids + frame), answer)))
+            uncredited(replace(episode, segments=(Segment(Origin.PROMPT, ids + frame), answer)))
             for ids in self.gain.contexts(episode.segments[0].token_ids_T, calls)
         ]
 

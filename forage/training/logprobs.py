@@ -39,11 +39,6 @@ def entropy(logprobs_CV: Tensor) -> Tensor:
     return -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
 
 
-def collision(logprobs_CV: Tensor) -> Tensor:
-    """The sum of each distribution's squared probabilities [C]."""
-    return (2.0 * logprobs_CV).exp().sum(dim=-1)
-
-
 class TokenLogprobs(nn.Module):
     """A causal model whose forward is ``token_logprobs``: the body and the head in one call.
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from forage.algorithms.loss.kl import next_coefficient
 from forage.algorithms.packing import pack_mini_batches
-from forage.batch import Batch, Weighed
+from forage.batch import Batch, Credited
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.placement_config import TrainerPlacement
 from forage.config.trainer_config import TrainerConfig
@@ -135,38 +135,40 @@ class Trainer:
         self.optimizer = adamw(model.parameters(), rate, decay, is_offloaded)
 
     def prepare(
-        self, weighed_P: Sequence[Sequence[Weighed]]
-    ) -> tuple[list[list[Weighed]], dict[str, float]]:
+        self, credited_P: Sequence[Sequence[Credited]]
+    ) -> tuple[list[list[Credited]], dict[str, float]]:
         """A step's episodes with what its forward passes fill in, and the correction's metrics."""
-        self._micro_batches.fit(_lengths(weighed_P))
+        self._micro_batches.fit(_lengths(credited_P))
         needs_logprobs = self._algorithm.needs_recomputed_logprobs or self._is_critic_alone
-        filled, metrics = self._forward_passes.fill_in(list(chain(*weighed_P)), needs_logprobs)
-        return _regrouped(filled, weighed_P), metrics
+        filled, metrics = self._forward_passes.fill_in(list(chain(*credited_P)), needs_logprobs)
+        return _regrouped(filled, credited_P), metrics
 
     def unmask_observations(
-        self, weighed_P: Sequence[Sequence[Weighed]]
-    ) -> tuple[list[list[Weighed]], dict[str, float]]:
+        self, credited_P: Sequence[Sequence[Credited]]
+    ) -> tuple[list[list[Credited]], dict[str, float]]:
         """The episodes with their observations trained too, where that ablation is on.
 
         By default they come back as they are.
         """
         if not self._algorithm.train_observations:
-            return [list(weighed) for weighed in weighed_P], {}
-        unmasked, metrics = self._forward_passes.unmask(list(chain(*weighed_P)))
-        return _regrouped(unmasked, weighed_P), metrics
+            return [list(credited) for credited in credited_P], {}
+        unmasked, metrics = self._forward_passes.unmask(list(chain(*credited_P)))
+        return _regrouped(unmasked, credited_P), metrics
 
-    def pack(self, weighed_P: Sequence[Sequence[Weighed]]) -> tuple[list[Batch], dict[str, float]]:
+    def pack(
+        self, credited_P: Sequence[Sequence[Credited]]
+    ) -> tuple[list[Batch], dict[str, float]]:
         """One batch an optimizer step, of what ``unmask_observations`` gives; and its metrics.
 
         Raises ``UserError`` if memory has become too short to learn them.
         """
-        weighed_P, metrics = self.unmask_observations(weighed_P)
-        self._micro_batches.fit(_lengths(weighed_P))
+        credited_P, metrics = self.unmask_observations(credited_P)
+        self._micro_batches.fit(_lengths(credited_P))
         metrics |= self._micro_batches.metrics()
         sizes = (self._config.num_mini_batches, self._micro_batches.max_tokens)
         num_at_once = self._ranks.num_data_ranks if self._ranks is not None else 1
-        picked = self._algorithm.picked
-        return pack_mini_batches(weighed_P, picked, *sizes, self._cost_of, num_at_once), metrics
+        mark = self._algorithm.loss.mark
+        return pack_mini_batches(credited_P, mark, *sizes, self._cost_of, num_at_once), metrics
 
     def learn(
         self, batches: Sequence[Batch], changing: AbstractContextManager[object]
@@ -359,15 +361,15 @@ def _shard(
             check_packed(root, is_cast=ranks.placement.compute_dtype is not None)
 
 
-def _lengths(weighed_P: Sequence[Sequence[Weighed]]) -> list[int]:
+def _lengths(credited_P: Sequence[Sequence[Credited]]) -> list[int]:
     """The tokens of each sequence that a step learns."""
-    episodes = (each.episode for weighed in weighed_P for each in weighed)
+    episodes = (each.episode for credited in credited_P for each in credited)
     return [context.num_tokens for episode in episodes for context in episode.contexts]
 
 
 def _regrouped(
-    flat: Sequence[Weighed], weighed_P: Sequence[Sequence[Weighed]]
-) -> list[list[Weighed]]:
-    """``flat`` in groups of the sizes of ``weighed_P``."""
+    flat: Sequence[Credited], credited_P: Sequence[Sequence[Credited]]
+) -> list[list[Credited]]:
+    """``flat`` in groups of the sizes of ``credited_P``."""
     in_order = iter(flat)
-    return [[next(in_order) for _ in weighed] for weighed in weighed_P]
+    return [[next(in_order) for _ in credited] for credited in credited_P]

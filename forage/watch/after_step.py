@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
-from forage.batch import Weighed
+from forage.batch import Credited
 from forage.config.run_config import RunConfig
 from forage.records import RunRecords
 from forage.retrieval.client.client import SearchClient
@@ -75,7 +75,7 @@ class AfterStep:
         self,
         step: int,
         groups: StepGroups,
-        weighed_P: Sequence[Sequence[Weighed]],
+        credited_P: Sequence[Sequence[Credited]],
         metrics: dict[str, float],
         clock: PhaseClock,
     ) -> None:
@@ -94,7 +94,7 @@ class AfterStep:
                 clock.lap("evaluate")
         finally:  # the weights have been updated: record the step even if a stop arrives here
             # Rejection alone computes the trainer's, and the ratio's old policy is the sampler.
-            learnt = (list(chain(*weighed_P)), config.algorithm.decoupled)
+            learnt = (list(chain(*credited_P)), config.algorithm.decoupled)
             self.records.write_groups(step, groups.played, groups.chosen, *learnt)
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())

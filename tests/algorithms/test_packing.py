@@ -19,12 +19,12 @@ from forage.algorithms.packing import (
     lay_end_to_end,
     pack,
     pack_mini_batches,
-    unweighed,
+    uncredited,
 )
 from forage.batch import Batch, Rows, Sequences
 from forage.types import Episode, Origin, Segment
 from tests.fakes import line_episode, line_group
-from tests.training.sequences import weighed
+from tests.training.sequences import credited
 
 
 def pack_group(
@@ -32,7 +32,7 @@ def pack_group(
 ) -> Batch:
     """A group with one advantage an episode; None leaves it out."""
     each = zip(episodes, advantages, strict=True)
-    return pack([weighed(e, a) for e, a in each if a is not None], max_tokens)
+    return pack([credited(e, a) for e, a in each if a is not None], max_tokens)
 
 
 def pack_lines(*lines: str, advantage: float = 0.5, max_tokens: int = 100) -> Batch:
@@ -107,7 +107,7 @@ def test_an_episode_in_which_nothing_was_sampled_is_left_out_and_not_counted():
 def test_a_context_that_ended_before_its_first_turn_has_no_tokens_to_learn():
     """A deadline may come just after an episode was folded; forward passes lay it all the same."""
     (episode,) = line_group("P 1 2").episodes_G
-    rows = lay([unweighed(episode)])
+    rows = lay([uncredited(episode)])
     assert number_line(rows.is_sampled_N.int()) == "0 0"
     assert rows.tokens.advantages_M.shape == rows.tokens.versions_M.shape == (0,)
 
@@ -199,7 +199,7 @@ def test_the_flops_of_a_sequence_grow_with_its_length_and_with_its_square():
 def columns(*lines: str) -> tuple[Rows, ...]:
     each = [
         replace(
-            unweighed(episode),
+            uncredited(episode),
             **{
                 name: torch.arange(episode.num_sampled_tokens) + 10.0 * place
                 for place, name in enumerate(NAMES, start=1)
@@ -232,7 +232,7 @@ def test_every_column_stands_at_its_token():
 
 def test_an_episode_of_which_nothing_is_known_has_full_weight_and_the_samplers_word():
     (episode,) = line_group("P 1 2  S 3 4  O 5  S 6").episodes_G
-    each = unweighed(episode)
+    each = uncredited(episode)
     assert number_line(each.old_logprobs_M * 8) == "-3 -4 -6"
     assert torch.equal(each.reference_logprobs_M, each.old_logprobs_M)
     assert number_line(each.weights_M) == "1 1 1"
@@ -243,8 +243,8 @@ def test_an_episode_of_which_nothing_is_known_has_full_weight_and_the_samplers_w
 
 def test_a_rejected_token_is_seen_by_the_others_and_neither_trained_nor_counted():
     first, second = line_group("P 1  S 2 3  O 4  S 5", "P 1  S 6").episodes_G
-    kept = replace(weighed(first, 0.5), is_kept_M=torch.tensor([True, False, True]))
-    gone = replace(weighed(second, 0.5), is_kept_M=torch.tensor([False]))
+    kept = replace(credited(first, 0.5), is_kept_M=torch.tensor([True, False, True]))
+    gone = replace(credited(second, 0.5), is_kept_M=torch.tensor([False]))
     batch = pack([kept, gone], 100)
     (rows,) = batch.rows
     assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5"
@@ -255,7 +255,7 @@ def test_a_rejected_token_is_seen_by_the_others_and_neither_trained_nor_counted(
 
 def test_mini_batches_are_whole_groups_in_order_as_even_as_can_be():
     groups = [
-        [weighed(e, 1.0) for e in line_group(f"P 1  S {i}", f"P 1  S {i} {i}").episodes_G]
+        [credited(e, 1.0) for e in line_group(f"P 1  S {i}", f"P 1  S {i} {i}").episodes_G]
         for i in range(5)
     ]
     batches = pack_mini_batches(groups, list, 2, 100)

@@ -43,7 +43,7 @@ from tests.environment.families import FAMILIES, NAMES, Name, family_model, fami
 from tests.environment.tiny_tokenizers import make_tokenizer
 from tests.fakes import ScriptedEngine, ScriptedSearch, failure, make_question, reply_with
 from tests.rollout.tiny_models import twin
-from tests.training.sequences import weighed
+from tests.training.sequences import credited
 
 ROME = Passage("p1", "Rome", 'Rome lies on the "Tiber".')
 TIBER = Passage("p2", "Tiber", "The Tiber is a river.\nIt is long.")
@@ -312,7 +312,7 @@ async def test_where_padding_is_the_end_of_text_sampled_ends_are_still_trained(
     player = make_player(name, protocol)
     aimless = player.codec.encode_trusted(f"Hm.{FAMILIES[name].eos}")
     episode = await play(player, ScriptedEngine(tokenizer, aimless, ANSWER))
-    batch = pack([weighed(episode, 1.0)], 4000)
+    batch = pack([credited(episode, 1.0)], 4000)
     (rows,) = batch.rows
     trained = rows.packed.token_ids_N[rows.is_sampled_N].tolist()
     sampled = [i for s in episode.segments if s.origin is Origin.SAMPLED for i in s.token_ids_T]

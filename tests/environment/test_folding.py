@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from forage.algorithms.packing import contexts, pack, unweighed
+from forage.algorithms.packing import contexts, pack, uncredited
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.run_config import build_config
 from forage.doors.open_recipe import OpenRecipe
@@ -106,7 +106,7 @@ async def test_an_episode_goes_on_where_it_would_have_run_out_of_tokens():
 async def test_each_sampled_token_is_learnt_once_behind_what_it_was_sampled_after():
     engine = script(SEARCH, SEARCH, SEARCH, ANSWER)
     episode = await play(engine, replies(3), KEEPS_ONE)
-    view = unweighed(episode)
+    view = uncredited(episode)
     parts = contexts(view)
     assert [origins(part.episode) for part in parts] == ["psos", "fos", "fos"]
     assert [len(part.episode.turns) for part in parts] == [2, 1, 1]
@@ -149,7 +149,7 @@ async def test_who_listens_hears_each_result_once_also_where_the_context_begins_
 async def test_by_default_nothing_is_archived():
     episode = await play(script(SEARCH, SEARCH, ANSWER), replies(2))
     assert origins(episode) == "psosos"
-    assert contexts(view := unweighed(episode)) == [view]
+    assert contexts(view := uncredited(episode)) == [view]
 
 
 def test_what_could_archive_nothing_is_refused():

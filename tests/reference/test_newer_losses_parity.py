@@ -17,6 +17,7 @@ from forage.algorithms.loss.aggregation import sequence_mean
 from forage.algorithms.loss.clipped_loss import clipped_loss
 from forage.algorithms.loss.corrections import CorrectionConfig, reject_by_divergence
 from forage.algorithms.loss.covariance_losses import (
+    IS_SELECTED,
     ClipCovLoss,
     KlCovLoss,
     clip_cov_loss,
@@ -27,8 +28,8 @@ from forage.algorithms.loss.gmpo_loss import gmpo_loss
 from forage.algorithms.loss.interpolated_loss import interpolated_loss
 from forage.algorithms.loss.kl import KlConfig, KlForm, kl_estimate, weighted_kl
 from forage.algorithms.loss.sapo_loss import sapo_loss
-from forage.algorithms.packing import unweighed
-from forage.batch import Sequences, Weighed
+from forage.algorithms.packing import uncredited
+from forage.batch import Credited, Sequences
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.types import Episode, Origin, Question, Segment, Status
 
@@ -70,26 +71,26 @@ def test_sapo_is_its_formula_and_its_gradient_the_papers_weight(rows, good, bad)
     assert gradient(loss_M, new_M) == pytest.approx(weights, abs=1e-9)
 
 
-def step_of(rows: list[tuple[float, float, float]], is_kept: list[bool]) -> list[Weighed]:
+def step_of(rows: list[tuple[float, float, float]], is_kept: list[bool]) -> list[Credited]:
     """An optimizer step of two episodes that wrote these tokens, of which some are rejected."""
     halves = (slice(0, len(rows) // 2), slice(len(rows) // 2, len(rows)))
-    weighed = []
+    credited = []
     for half in halves:
         logprobs = tuple(old for _, old, _ in rows[half])
         ids = tuple(range(len(logprobs)))
         segment = Segment(Origin.SAMPLED, ids, logprobs, (3,) * len(ids))
-        neutral = unweighed(Episode(QUESTION, 0, (segment,), (), Status.ANSWERED))
+        neutral = uncredited(Episode(QUESTION, 0, (segment,), (), Status.ANSWERED))
         advantages_M = torch.tensor([advantage for _, _, advantage in rows[half]])
         columns = {"advantages_M": advantages_M, "is_kept_M": torch.tensor(is_kept[half]).bool()}
-        weighed.append(replace(neutral, **columns))
-    return weighed
+        credited.append(replace(neutral, **columns))
+    return credited
 
 
-def picked_by(loss: KlCovLoss | ClipCovLoss, weighed: list[Weighed]) -> list[bool]:
-    picked = torch.cat([each.is_picked_M for each in loss.picked(weighed)]).tolist()
-    again = torch.cat([each.is_picked_M for each in loss.picked(weighed)]).tolist()
-    assert picked == again, "a resumed run picks the same"
-    return picked
+def selected_by(loss: KlCovLoss | ClipCovLoss, credited: list[Credited]) -> list[bool]:
+    selected = torch.cat([each.extra[IS_SELECTED] for each in loss.mark(credited)]).tolist()
+    again = torch.cat([each.extra[IS_SELECTED] for each in loss.mark(credited)]).tolist()
+    assert selected == again, "a resumed run selects the same"
+    return selected
 
 
 def covariances_of(rows: list[tuple[float, float, float]]) -> list[float]:
@@ -105,30 +106,30 @@ kept = st.lists(st.booleans(), min_size=8, max_size=8)
 @given(tokens, kept, numbers(0.01, 1))
 def test_kl_cov_picks_the_tokens_of_the_largest_covariance_of_the_whole_step(rows, is_kept, share):
     learnt = [row for row, is_learnt in zip(rows, is_kept, strict=False) if is_learnt]
-    picked = picked_by(KlCovLoss(share=share), step_of(rows, is_kept[: len(rows)]))
-    assert not any(p for p, is_learnt in zip(picked, is_kept, strict=False) if not is_learnt)
-    assert sum(picked) == (max(1, int(share * len(learnt))) if learnt else 0)
+    selected = selected_by(KlCovLoss(share=share), step_of(rows, is_kept[: len(rows)]))
+    assert not any(p for p, is_learnt in zip(selected, is_kept, strict=False) if not is_learnt)
+    assert sum(selected) == (max(1, int(share * len(learnt))) if learnt else 0)
     if learnt:
-        mine = [p for p, is_learnt in zip(picked, is_kept, strict=False) if is_learnt]
+        mine = [p for p, is_learnt in zip(selected, is_kept, strict=False) if is_learnt]
         ranked = list(zip(covariances_of(learnt), mine, strict=True))
-        others = [c for c, is_picked in ranked if not is_picked]
-        chosen = [c for c, is_picked in ranked if is_picked]
+        others = [c for c, is_selected in ranked if not is_selected]
+        chosen = [c for c, is_selected in ranked if is_selected]
         assert not others or min(chosen) >= max(others) - 1e-5
 
 
 @given(tokens, kept, numbers(0.01, 1), numbers(-2, 0), numbers(0.1, 4))
 def test_clip_cov_draws_its_share_between_the_bounds(rows, is_kept, share, low, high):
-    weighed = step_of(rows, is_kept[: len(rows)])
+    credited = step_of(rows, is_kept[: len(rows)])
     learnt = [row for row, is_learnt in zip(rows, is_kept, strict=False) if is_learnt]
-    ours = covariances(weighed)
+    ours = covariances(credited)
     if learnt:
         assert ours.tolist() == pytest.approx(covariances_of(learnt), abs=1e-5)
     may = ((ours > low) & (ours < high)).tolist()
     loss = ClipCovLoss(share=share, min_covariance=low, max_covariance=high)
-    picked = picked_by(loss, weighed)
-    mine = [p for p, is_learnt in zip(picked, is_kept, strict=False) if is_learnt]
-    assert sum(picked) == sum(mine) == min(sum(may), max(1, int(share * len(learnt))))
-    assert all(m for m, is_picked in zip(may, mine, strict=True) if is_picked)
+    selected = selected_by(loss, credited)
+    mine = [p for p, is_learnt in zip(selected, is_kept, strict=False) if is_learnt]
+    assert sum(selected) == sum(mine) == min(sum(may), max(1, int(share * len(learnt))))
+    assert all(m for m, is_selected in zip(may, mine, strict=True) if is_selected)
 
 
 def test_clip_cov_draws_others_at_another_policy_version():
@@ -136,12 +137,12 @@ def test_clip_cov_draws_others_at_another_policy_version():
     loss = ClipCovLoss(share=0.3, min_covariance=0.0, max_covariance=9.0)
     drawn = set()
     for version in range(8):
-        weighed = step_of(rows, [True] * 8)
-        for index, each in enumerate(weighed):
+        credited = step_of(rows, [True] * 8)
+        for index, each in enumerate(credited):
             (segment,) = each.episode.segments
             segment = replace(segment, versions_T=(version,) * len(segment.versions_T))
-            weighed[index] = replace(each, episode=replace(each.episode, segments=(segment,)))
-        drawn.add(tuple(picked_by(loss, weighed)))
+            credited[index] = replace(each, episode=replace(each.episode, segments=(segment,)))
+        drawn.add(tuple(selected_by(loss, credited)))
     assert len(drawn) > 2
 
 
@@ -149,24 +150,26 @@ picks = st.lists(st.booleans(), min_size=8, max_size=8)
 
 
 @given(tokens, picks, numbers(0.1, 3))
-def test_kl_cov_holds_the_picked_tokens_and_clips_none(rows, is_picked, coefficient):
-    is_picked = is_picked[: len(rows)]
-    loss_M, metrics = kl_cov_loss(*columns(rows), torch.tensor(is_picked), coefficient)
-    assert metrics["loss/covariance_fraction"].tolist() == is_picked
-    for loss, (new, old, advantage), is_held in zip(loss_M.tolist(), rows, is_picked, strict=True):
+def test_kl_cov_holds_the_selected_tokens_and_clips_none(rows, is_selected, coefficient):
+    is_selected = is_selected[: len(rows)]
+    loss_M, metrics = kl_cov_loss(*columns(rows), torch.tensor(is_selected), coefficient)
+    assert metrics["loss/covariance_fraction"].tolist() == is_selected
+    for loss, (new, old, advantage), is_held in zip(
+        loss_M.tolist(), rows, is_selected, strict=True
+    ):
         expected = -math.exp(new - old) * advantage + is_held * coefficient * abs(new - old)
         assert loss == pytest.approx(expected, abs=1e-9)
 
 
 @given(tokens, picks)
-def test_clip_cov_is_the_clipped_surrogate_and_nothing_for_the_picked_tokens(rows, is_picked):
-    is_picked_M = torch.tensor(is_picked[: len(rows)])
-    loss_M, metrics = clip_cov_loss(*columns(rows), is_picked_M, 0.2, 0.3)
+def test_clip_cov_is_the_clipped_surrogate_and_nothing_for_the_selected_tokens(rows, is_selected):
+    is_selected_M = torch.tensor(is_selected[: len(rows)])
+    loss_M, metrics = clip_cov_loss(*columns(rows), is_selected_M, 0.2, 0.3)
     plain_M, plain = clipped_loss(*columns(rows), 0.2, 0.3)
-    assert torch.equal(loss_M[~is_picked_M], plain_M[~is_picked_M])
-    assert (loss_M[is_picked_M] == 0).all()
+    assert torch.equal(loss_M[~is_selected_M], plain_M[~is_selected_M])
+    assert (loss_M[is_selected_M] == 0).all()
     assert torch.equal(metrics["loss/clip_fraction"], plain["loss/clip_fraction"])
-    assert torch.equal(metrics["loss/covariance_fraction"], is_picked_M.float())
+    assert torch.equal(metrics["loss/covariance_fraction"], is_selected_M.float())
 
 
 def test_sapo_at_ratio_one_is_the_policy_gradient_whatever_the_temperature():

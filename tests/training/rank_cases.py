@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from forage.algorithms.credit.gae import Gae
 from forage.algorithms.packing import pack
-from forage.batch import Batch, Weighed
+from forage.batch import Batch, Credited
 from forage.config.algorithm_config import AlgorithmConfig, CriticConfig
 from forage.config.model_config import LoraConfig
 from forage.config.placement_config import TrainerPlacement
@@ -36,7 +36,7 @@ from forage.training.ranks.sharding import Ranks, gathered, whole
 from forage.training.trainer import Trainer
 from tests.models.families import make_family
 from tests.rollout.tiny_models import VOCABULARY, Architecture, make_model
-from tests.training.sequences import episode, weighed
+from tests.training.sequences import credited, episode
 
 _CUT_ALONE = TrainerPlacement()
 PPO = AlgorithmConfig(advantage=Gae(critic=CriticConfig(learning_rate=1e-3, max_grad_norm=1e9)))
@@ -80,9 +80,9 @@ class Seen:
     """Models of which every weight rests in host memory."""
 
 
-def episodes_of(case: Case) -> list[Weighed]:
+def episodes_of(case: Case) -> list[Credited]:
     advantages = (1.0, -0.5, 0.25, -1.5, 0.75, 2.0)
-    return [weighed(episode(i), advantages[i % 6]) for i in range(case.num_episodes)]
+    return [credited(episode(i), advantages[i % 6]) for i in range(case.num_episodes)]
 
 
 def batch_of(case: Case) -> Batch:

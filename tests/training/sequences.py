@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.algorithms.packing import lay_end_to_end, pack, unweighed
-from forage.batch import Batch, Packed, Weighed
+from forage.algorithms.packing import lay_end_to_end, pack, uncredited
+from forage.batch import Batch, Credited, Packed
 from forage.types import Episode, Origin, Question, Segment, Status
 from tests.rollout.tiny_models import VOCABULARY, plain_logprobs, twin
 
@@ -64,9 +64,9 @@ def sampled_by(model: PreTrainedModel, drawn: Episode, temperature: float = 1.0)
     return Episode(QUESTION, 0, tuple(segments), (), Status.ANSWERED)
 
 
-def weighed(episode: Episode, advantage: float, **columns: Tensor) -> Weighed:
+def credited(episode: Episode, advantage: float, **columns: Tensor) -> Credited:
     """An episode with one advantage for all its tokens, and other columns as given."""
-    neutral = unweighed(episode)
+    neutral = uncredited(episode)
     advantages_M = torch.full_like(neutral.old_logprobs_M, advantage)
     return replace(neutral, advantages_M=advantages_M, **columns)
 
@@ -80,4 +80,4 @@ def batch_of(
     """Episodes with their advantages (None: left out), packed in ``order``."""
     order = order or range(len(episodes))
     each = [(episodes[index], advantages[index]) for index in order]
-    return pack([weighed(e, a) for e, a in each if a is not None], max_tokens)
+    return pack([credited(e, a) for e, a in each if a is not None], max_tokens)

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from forage.algorithms.credit.optimal_token import ENERGIES
 from forage.algorithms.credit.turn_credit import TurnRewards
 from forage.algorithms.packing import pack
-from forage.batch import Weighed
+from forage.batch import Credited
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.credit import Credit
 from forage.training.forward_passes import correct
@@ -65,13 +66,13 @@ def kl_coefficient(algorithm: AlgorithmConfig) -> float:
     return algorithm.kl.coefficient if algorithm.kl is not None else 0.0
 
 
-def weigh(
+def advantages_of(
     algorithm: AlgorithmConfig, *groups: Group, baseline: float | None = None
 ) -> tuple[list[list[list[float]]], Credit]:
     """The advantages of each token of each learnable episode of each group."""
     credit = Credit(algorithm, train_on_failed_searches=False, baseline=baseline)
-    weighed_P, _ = credit.weigh(groups, credit.unweighed(groups), kl_coefficient(algorithm))
-    return [[each.advantages_M.tolist() for each in group] for group in weighed_P], credit
+    credited_P, _ = credit.credit(groups, credit.uncredited(groups), kl_coefficient(algorithm))
+    return [[each.advantages_M.tolist() for each in group] for group in credited_P], credit
 
 
 RIGHT = episode("P 1  S 2 3  O 4  S 5", 1.0, search("gold"), ANSWER)
@@ -81,16 +82,16 @@ GROUP = Group(QUESTION, (RIGHT, FAILED, WRONG))
 
 
 def test_each_sampled_token_of_an_episode_gets_its_advantage():
-    advantages, _ = weigh(estimator("reinforce"), GROUP)
+    advantages, _ = advantages_of(estimator("reinforce"), GROUP)
     assert advantages == [[[0.5] * 3, [-0.5] * 3]]
 
 
 def test_what_failed_around_the_policy_moves_no_baseline_unless_the_run_says_so():
     algorithm = estimator("rloo")
-    assert weigh(algorithm, GROUP)[0] == [[[1.0] * 3, [-1.0] * 3]]
+    assert advantages_of(algorithm, GROUP)[0] == [[[1.0] * 3, [-1.0] * 3]]
     credit = Credit(algorithm, train_on_failed_searches=True)
-    weighed_P, metrics = credit.weigh([GROUP], credit.unweighed([GROUP]), 0.0)
-    assert [each.advantages_M.tolist() for each in weighed_P[0]] == [
+    credited_P, metrics = credit.credit([GROUP], credit.uncredited([GROUP]), 0.0)
+    assert [each.advantages_M.tolist() for each in credited_P[0]] == [
         [0.75] * 3,
         [0.0] * 2,
         [-0.75] * 3,
@@ -104,7 +105,9 @@ def test_what_failed_around_the_policy_moves_no_baseline_unless_the_run_says_so(
 def test_an_episode_that_is_kept_out_moves_nobody_elses_advantage(kind, members, size):
     members = tuple(members[:size])
     kept = tuple(each for each in members if each is not FAILED)
-    found, alone = (weigh(estimator(kind), Group(QUESTION, each))[0] for each in (members, kept))
+    found, alone = (
+        advantages_of(estimator(kind), Group(QUESTION, each))[0] for each in (members, kept)
+    )
     assert found == alone
     credit = Credit(estimator(kind), train_on_failed_searches=False)
     assert credit.is_flat(Group(QUESTION, members)) == (RIGHT not in kept or WRONG not in kept)
@@ -120,9 +123,9 @@ def test_a_failed_engine_and_an_episode_without_a_sampled_token_are_left_out():
         ),
     )
     credit = Credit(AlgorithmConfig(), train_on_failed_searches=True)
-    views = credit.unweighed([group])
+    views = credit.uncredited([group])
     assert [each.episode for each in views[0]] == [WRONG]
-    _, metrics = credit.weigh([group], views, 0.0)
+    _, metrics = credit.credit([group], views, 0.0)
     assert metrics["episodes/excluded"] == 2
     assert metrics["groups/flat"] == 1
 
@@ -131,7 +134,7 @@ def test_a_failed_engine_and_an_episode_without_a_sampled_token_are_left_out():
 def test_a_number_that_is_none_is_named_before_it_is_learnt(column: str):
     """The step's gradient was NaN, and the message blamed the learning rate."""
     credit = Credit(estimator("reinforce"), train_on_failed_searches=False)
-    ((right, wrong),) = credit.unweighed([GROUP])
+    ((right, wrong),) = credit.uncredited([GROUP])
     numbers = getattr(wrong, column).clone()
     numbers[1] = float("nan")
     spoilt = replace(wrong, **{column: numbers})
@@ -139,7 +142,7 @@ def test_a_number_that_is_none_is_named_before_it_is_learnt(column: str):
     with pytest.raises(
         FloatingPointError, match=f"the {words} of .* question 'q', member 0, hold NaN"
     ):
-        credit.weigh([GROUP], [[right, spoilt]], 0.0)
+        credit.credit([GROUP], [[right, spoilt]], 0.0)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -147,7 +150,7 @@ def test_an_advantage_that_is_no_number_is_named(number: float):
     """A custom estimator may give any."""
     spoilt = replace(RIGHT, reward=Reward(number, {}))
     with pytest.raises(FloatingPointError, match="the advantages of the episode of question 'q'"):
-        weigh(estimator("reinforce"), Group(QUESTION, (spoilt, WRONG)))
+        advantages_of(estimator("reinforce"), Group(QUESTION, (spoilt, WRONG)))
 
 
 @pytest.mark.parametrize(
@@ -158,44 +161,44 @@ def test_only_an_estimator_that_compares_a_group_says_how_many_are_flat(kind: st
     alone = Group(QUESTION, (RIGHT,), greedy=replace(WRONG, reward=Reward(0.25)))
     algorithm = estimator(kind) if kind != "gae" else estimator("gae", critic={})
     credit = Credit(algorithm, train_on_failed_searches=True)
-    _, metrics = credit.weigh([alone], credit.unweighed([alone]), 0.0)
+    _, metrics = credit.credit([alone], credit.uncredited([alone]), 0.0)
     assert ("groups/flat" in metrics) == compares
 
 
 def test_a_greedy_episode_is_the_baseline_and_is_not_learnt():
     algorithm = estimator("remax")
     with_greedy = replace(GROUP, greedy=replace(WRONG, reward=Reward(0.25)))
-    assert weigh(algorithm, with_greedy)[0] == [[[0.75] * 3, [-0.25] * 3]]
+    assert advantages_of(algorithm, with_greedy)[0] == [[[0.75] * 3, [-0.25] * 3]]
 
 
 def test_a_group_whose_greedy_episode_failed_has_no_baseline_and_is_left_out():
     credit = Credit(estimator("remax"), train_on_failed_searches=False)
     group = replace(GROUP, greedy=FAILED)
-    weighed_P, metrics = credit.weigh([group], credit.unweighed([group]), 0.0)
-    assert weighed_P == [[]]
+    credited_P, metrics = credit.credit([group], credit.uncredited([group]), 0.0)
+    assert credited_P == [[]]
     assert metrics["episodes/excluded"] == 3
 
 
 def test_a_running_baseline_is_the_one_from_before_the_step():
     algorithm = estimator("reinforce", baseline={"kind": "running", "decay": 0.5})
-    advantages, credit = weigh(algorithm, GROUP, baseline=0.25)
+    advantages, credit = advantages_of(algorithm, GROUP, baseline=0.25)
     assert advantages == [[[0.75] * 3, [-0.25] * 3]]
     assert credit.baseline == pytest.approx(0.5 * 0.25 + 0.5 * 0.5)
-    first, credit = weigh(algorithm, GROUP)
+    first, credit = advantages_of(algorithm, GROUP)
     assert first == [[[0.5] * 3, [-0.5] * 3]]
     assert credit.baseline == 0.5
 
 
 def test_without_a_baseline_the_reward_is_the_advantage():
     algorithm = estimator("reinforce", baseline="none")
-    assert weigh(algorithm, GROUP)[0] == [[[1.0] * 3, [0.0] * 3]]
+    assert advantages_of(algorithm, GROUP)[0] == [[[1.0] * 3, [0.0] * 3]]
 
 
 def test_turn_level_credit_pays_the_turn_that_found_the_gold_passage():
     turns = {"retrieval_bonus": 0.5, "search_cost": 0.25}
     algorithm = estimator("turn_level", normalise_by_std=False, **turns)
     # Returns: 1.25 and 1 for the right one, -0.25 and 0 for the wrong one.
-    assert weigh(algorithm, GROUP)[0] == [[[0.75, 0.75, 0.5], [-0.75, -0.5, -0.5]]]
+    assert advantages_of(algorithm, GROUP)[0] == [[[0.75, 0.75, 0.5], [-0.75, -0.5, -0.5]]]
 
 
 def test_where_no_gold_passage_is_known_the_turn_that_showed_an_answer_found_it():
@@ -207,7 +210,7 @@ def test_where_no_gold_passage_is_known_the_turn_that_showed_an_answer_found_it(
         replace(episode("P 1  S 2  O 4  S 5", 0.0, turn, ANSWER), question=unknown)
         for turn in (shown, hidden)
     )
-    assert weigh(algorithm, Group(unknown, members))[0] == [[[0.5, 0.0], [-0.5, 0.0]]]
+    assert advantages_of(algorithm, Group(unknown, members))[0] == [[[0.5, 0.0], [-0.5, 0.0]]]
 
 
 def test_a_search_that_was_not_run_costs_nothing():
@@ -215,14 +218,14 @@ def test_a_search_that_was_not_run_costs_nothing():
     algorithm = estimator("reinforce_plus_plus", baseline="none", search_cost=0.5)
     credit = Credit(algorithm, train_on_failed_searches=False)
     group = Group(QUESTION, (episode("P 1  S 2", 0.0, refused), WRONG))
-    _, metrics = credit.weigh([group], credit.unweighed([group]), 0.0)
+    _, metrics = credit.credit([group], credit.uncredited([group]), 0.0)
     assert metrics["return/mean"] == pytest.approx((0.0 - 0.5) / 2)
 
 
 def test_reinforce_plus_plus_whitens_over_the_tokens_of_all_groups():
     algorithm = estimator("reinforce_plus_plus", baseline="none")
     first, second = Group(QUESTION, (RIGHT,)), Group(QUESTION, (WRONG,))
-    advantages, _ = weigh(algorithm, first, second)
+    advantages, _ = advantages_of(algorithm, first, second)
     assert advantages == [
         [pytest.approx([1.0] * 3, abs=1e-6)],
         [pytest.approx([-1.0] * 3, abs=1e-6)],
@@ -232,11 +235,11 @@ def test_reinforce_plus_plus_whitens_over_the_tokens_of_all_groups():
 def test_gae_reads_values_in_the_order_of_sampled_tokens_and_leaves_targets_for_the_critic():
     algorithm = estimator("gae", gae_lambda=0.0, whiten=False)
     credit = Credit(algorithm, train_on_failed_searches=False)
-    views = credit.unweighed([Group(QUESTION, (RIGHT,))])
+    views = credit.uncredited([Group(QUESTION, (RIGHT,))])
     views = [[replace(views[0][0], values_M=torch.tensor([0.25, 0.5, 0.75]))]]
-    ((weighed,),), _ = credit.weigh([Group(QUESTION, (RIGHT,))], views, 0.0)
-    assert weighed.advantages_M.tolist() == [0.25, 0.25, 0.25]
-    assert weighed.returns_M.tolist() == [0.5, 0.75, 1.0]
+    ((credited,),), _ = credit.credit([Group(QUESTION, (RIGHT,))], views, 0.0)
+    assert credited.advantages_M.tolist() == [0.25, 0.25, 0.25]
+    assert credited.returns_M.tolist() == [0.5, 0.75, 1.0]
 
 
 def test_the_leash_in_the_reward_takes_the_divergence_off_it():
@@ -244,16 +247,16 @@ def test_the_leash_in_the_reward_takes_the_divergence_off_it():
     algorithm = algorithm_of(advantage=NO_BASELINE, kl=kl)
     credit = Credit(algorithm, train_on_failed_searches=False)
     group = Group(QUESTION, (RIGHT,))
-    (view,) = credit.unweighed([group])[0]
+    (view,) = credit.uncredited([group])[0]
     far = replace(view, reference_logprobs_M=view.old_logprobs_M - 0.1)
-    ((weighed,),), _ = credit.weigh([group], [[far]], kl_coefficient=0.5)
-    assert weighed.advantages_M.tolist() == pytest.approx([1.0 - 0.5 * 0.3] * 3)
+    ((credited,),), _ = credit.credit([group], [[far]], kl_coefficient=0.5)
+    assert credited.advantages_M.tolist() == pytest.approx([1.0 - 0.5 * 0.3] * 3)
 
 
 def test_the_penalty_for_length_counts_what_the_policy_wrote():
     overlong = {"max_tokens": 4, "buffer_tokens": 2, "penalty": 0.5}
     algorithm = algorithm_of(advantage=NO_BASELINE, overlong=overlong)
-    assert weigh(algorithm, Group(QUESTION, (RIGHT,)))[0] == [[[0.75] * 3]]
+    assert advantages_of(algorithm, Group(QUESTION, (RIGHT,)))[0] == [[[0.75] * 3]]
 
 
 def test_what_the_correction_cuts_has_no_energy_and_what_it_weighs_has_more():
@@ -266,12 +269,12 @@ def test_what_the_correction_cuts_has_no_energy_and_what_it_weighs_has_more():
     algorithm = estimator("optimal_token")
     credit = Credit(algorithm, train_on_failed_searches=False)
     group = Group(QUESTION, (RIGHT, WRONG))
-    ((right, wrong),) = credit.unweighed([group])
+    ((right, wrong),) = credit.uncredited([group])
     ones_M = torch.ones(3)
-    right = replace(right, energies_M=ones_M)
+    right = replace(right, extra={ENERGIES: ones_M})
     is_kept_M = torch.tensor([False, True, True])
-    wrong = replace(wrong, energies_M=ones_M, weights_M=2 * ones_M, is_kept_M=is_kept_M)
-    ((first, second),), _ = credit.weigh([group], [[right, wrong]], 0.0)
+    wrong = replace(wrong, extra={ENERGIES: ones_M}, weights_M=2 * ones_M, is_kept_M=is_kept_M)
+    ((first, second),), _ = credit.credit([group], [[right, wrong]], 0.0)
     baselines = torch.tensor([1.0, 1 / 3, 3 / 11])
     torch.testing.assert_close(first.advantages_M, 1 - baselines)
     torch.testing.assert_close(second.advantages_M, -baselines)
@@ -344,11 +347,11 @@ def token_ids_of(each: Episode) -> Tensor:
     return torch.tensor([i for ids in sampled for i in ids])
 
 
-def look(algorithm: AlgorithmConfig, view: Weighed) -> Weighed:
+def look(algorithm: AlgorithmConfig, view: Credited) -> Credited:
     """What made-up models say of an episode."""
     ids_M = token_ids_of(view.episode)
     old_M = view.old_logprobs_M
-    view = replace(view, values_M=made_up(ids_M, 4), energies_M=made_up(ids_M, 6) + 0.1)
+    view = replace(view, values_M=made_up(ids_M, 4), extra={ENERGIES: made_up(ids_M, 6) + 0.1})
     if algorithm.kl is not None:
         return replace(view, reference_logprobs_M=old_M - 0.5 + made_up(ids_M, 5))
     return view
@@ -359,7 +362,7 @@ def learn(
 ) -> tuple[list[list[float]], float]:
     """The whole way with made-up models: advantages an episode, and the loss of the batch."""
     credit = Credit(algorithm, train_on_failed_searches=False, baseline=0.25)
-    views_P = [[look(algorithm, view) for view in views] for views in credit.unweighed(groups)]
+    views_P = [[look(algorithm, view) for view in views] for views in credit.uncredited(groups)]
     flat = [view for views in views_P for view in views]
     if algorithm.needs_recomputed_logprobs and flat:  # as the trainer does
         trainer = [
@@ -367,9 +370,9 @@ def learn(
         ]
         seen = iter(correct(flat, trainer, algorithm)[0])
         views_P = [[next(seen) for _ in views] for views in views_P]
-    weighed_P, _ = credit.weigh(groups, views_P, kl_coefficient(algorithm))
-    weighed = algorithm.picked([each for group in weighed_P for each in group])
-    batch = pack([weighed[i] for i in order if i < len(weighed)], max_tokens)
+    credited_P, _ = credit.credit(groups, views_P, kl_coefficient(algorithm))
+    credited = algorithm.loss.mark([each for group in credited_P for each in group])
+    batch = pack([credited[i] for i in order if i < len(credited)], max_tokens)
     total = 0.0
     for rows in batch.rows:
         tokens = rows.tokens.moved(torch.device("cpu"), trainer_version=3)
@@ -379,7 +382,7 @@ def learn(
             algorithm, logprobs_M.double(), made_up(ids_M, 3), tokens, kl_coefficient(algorithm)
         )
         total += algorithm.aggregate.share(loss_M, tokens, batch).item()
-    return [each.advantages_M.tolist() for each in weighed], total
+    return [each.advantages_M.tolist() for each in credited], total
 
 
 token_lists = st.lists(st.integers(0, 50), min_size=1, max_size=4).map(tuple)

@@ -7,22 +7,22 @@ import torch
 from torch import nn
 
 from forage.algorithms.packing import pack
-from forage.batch import Batch, Weighed
+from forage.batch import Batch, Credited
 from forage.config.algorithm_config import CriticConfig
 from forage.training.critic import Critic, CriticTrainer
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
-from tests.training.sequences import episode, weighed
+from tests.training.sequences import credited, episode
 
 EPISODES = tuple(episode(seed) for seed in range(4))
 
 
-def with_returns(seed: int) -> Weighed:
+def with_returns(seed: int) -> Credited:
     """An episode with returns, and values from before, that have nothing to do with its tokens."""
     generator = torch.Generator().manual_seed(seed)
     size = EPISODES[seed].num_sampled_tokens
     returns = torch.rand(size, generator=generator)
     old_values = 0.1 * torch.randn(size, generator=generator)
-    return weighed(EPISODES[seed], 1.0, returns_M=returns, values_M=old_values)
+    return credited(EPISODES[seed], 1.0, returns_M=returns, values_M=old_values)
 
 
 def batch(max_tokens: int = 4096) -> Batch:
@@ -103,7 +103,7 @@ def test_updates_without_a_finite_gradient_are_left_out_and_counted_before_they_
     trainer = CriticTrainer(lively(Critic(make_model())), CriticConfig(), max_skipped_updates=2)
     before = {name: weight.clone() for name, weight in trainer.critic.state_dict().items()}
     returns = torch.full((EPISODES[0].num_sampled_tokens,), math.nan)
-    bad = pack([weighed(EPISODES[0], 1.0, returns_M=returns)], 4096)
+    bad = pack([credited(EPISODES[0], 1.0, returns_M=returns)], 4096)
     for _ in range(2):
         assert trainer.step(bad)["critic/skipped"] == 1
     for name, weight in trainer.critic.state_dict().items():
@@ -119,7 +119,7 @@ def test_updates_without_a_finite_gradient_are_left_out_and_counted_before_they_
 
 def test_how_well_the_values_from_before_foretold_the_returns_is_reported():
     knows = [
-        weighed(each.episode, 1.0, returns_M=each.returns_M, values_M=each.returns_M)
+        credited(each.episode, 1.0, returns_M=each.returns_M, values_M=each.returns_M)
         for each in (with_returns(seed) for seed in range(4))
     ]
     trainer = CriticTrainer(Critic(make_model()), CriticConfig())

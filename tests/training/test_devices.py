@@ -31,7 +31,7 @@ from forage.training.ranks.sharding import whole
 from tests.rollout.tiny_models import make_model
 from tests.training.pretended_gpu import GPU, PretendedGpu, move, values
 from tests.training.rank_cases import PPO, Case, batch_of, trainer_of
-from tests.training.sequences import episode, lay, weighed
+from tests.training.sequences import credited, episode, lay
 
 PACKED = lay(9, 21, 5)
 IS_WANTED = PACKED.positions_N > 0
@@ -93,7 +93,7 @@ def test_a_step_on_a_gpu_measures_what_it_does_on_a_cpu(case: Case):
             for root in (passes.policy, passes.reference, passes.critic):
                 move(root or nn.Module())
         with PretendedGpu() if is_there else nullcontext():
-            filled, _ = passes.fill_in([weighed(episode(i), 1.0) for i in range(3)], True)
+            filled, _ = passes.fill_in([credited(episode(i), 1.0) for i in range(3)], True)
             assert {each.old_logprobs_M.device.type for each in filled} == {"cpu"}
             metrics = trainer.critic.step(batch_of(case)) if trainer.critic else {}
             found.append(metrics | trainer.step(batch_of(case), nullcontext()))

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from forage.algorithms.credit.gae import Gae
-from forage.algorithms.credit.optimal_token import OptimalToken
+from forage.algorithms.credit.optimal_token import ENERGIES, OptimalToken
 from forage.algorithms.loss.corrections import BoundedWeights, CorrectionConfig, RejectConfig
 from forage.algorithms.loss.kl import KlConfig
-from forage.algorithms.packing import unweighed
-from forage.batch import Weighed
+from forage.algorithms.packing import uncredited
+from forage.batch import Credited
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic
@@ -21,7 +21,7 @@ from tests.rollout.tiny_models import make_model, plain_logprobs, twin
 from tests.training.sequences import episode, sampled_by
 
 EPISODES = tuple(episode(seed) for seed in range(6))
-VIEWS = [[unweighed(each)] for each in EPISODES]
+VIEWS = [[uncredited(each)] for each in EPISODES]
 
 
 def trainer(algorithm: AlgorithmConfig, max_tokens: int = 4096, **beside: object) -> Trainer:
@@ -29,7 +29,7 @@ def trainer(algorithm: AlgorithmConfig, max_tokens: int = 4096, **beside: object
     return Trainer(make_model(), config, algorithm, 0.8, **beside)  # pyright: ignore[reportArgumentType]
 
 
-def flat(views: list[list[Weighed]]) -> list[Weighed]:
+def flat(views: list[list[Credited]]) -> list[Credited]:
     return [each for group in views for each in group]
 
 
@@ -88,7 +88,7 @@ def test_an_energy_is_the_squared_gradient_of_the_log_probability_by_the_logits(
             torch.log_softmax(logits_V, dim=0)[drawn.token_ids_T[index]].backward()
             assert logits_V.grad is not None
             energies.append(logits_V.grad.square().sum().item())
-        assert each.energies_M.tolist() == pytest.approx(energies, abs=1e-5)
+        assert each.extra[ENERGIES].tolist() == pytest.approx(energies, abs=1e-5)
         assert each.old_logprobs_M is each.reference_logprobs_M
 
 
@@ -104,7 +104,7 @@ def test_a_step_of_which_nothing_is_left_is_looked_at_without_complaint():
 # --- the correction -------------------------------------------------------------------------------
 
 
-def corrected(**settings: object) -> tuple[list[Weighed], dict[str, float]]:
+def corrected(**settings: object) -> tuple[list[Credited], dict[str, float]]:
     """Two episodes; the trainer finds the tokens of the first as likely, of the second thrice."""
     first, second = flat(VIEWS)[:2]
     logprobs = [first.old_logprobs_M, second.old_logprobs_M + torch.tensor(3.0).log()]

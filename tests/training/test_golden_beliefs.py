@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forage.algorithms.credit.information_gain import GainBefore, GainOverOthers
+from forage.algorithms.credit.information_gain import GAINS, GainBefore, GainOverOthers
 from forage.algorithms.credit.turn_level import TurnLevel
-from forage.algorithms.packing import unweighed
-from forage.batch import Weighed
+from forage.algorithms.packing import uncredited
+from forage.batch import Credited
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
@@ -46,9 +46,9 @@ def trainer(gain: GainBefore | GainOverOthers) -> tuple[Trainer, AlgorithmConfig
     return Trainer(tiny_model(), config, algorithm, TEMPERATURE, golden=beliefs), algorithm
 
 
-def prepared(asked: Trainer, *episodes: Episode) -> list[Weighed]:
-    ((weighed), _) = asked.prepare([[unweighed(each) for each in episodes]])
-    return weighed[0]
+def prepared(asked: Trainer, *episodes: Episode) -> list[Credited]:
+    ((credited), _) = asked.prepare([[uncredited(each) for each in episodes]])
+    return credited[0]
 
 
 def belief(asked: Trainer, *context: int, golden: str = "Tiber") -> float:
@@ -69,10 +69,10 @@ def test_a_search_gains_what_its_results_add_to_the_answers_probability():
         for ids in ((1, 2), (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 7, 8, 9))
     )
     expected = [2 * (first - start), 2 * (second - first), 0.0]
-    assert twice.gains_T.tolist() == pytest.approx(expected, abs=1e-6)
+    assert twice.extra[GAINS].tolist() == pytest.approx(expected, abs=1e-6)
     searched = torch.tensor(belief(asked, 1, 2, 3, 7, 7, 7, 4, 4, 11)).exp().item()
-    assert once.gains_T.tolist() == pytest.approx([0.0, 2 * (searched - start), 0.0], abs=1e-6)
-    assert never.gains_T.tolist() == [0.0]
+    assert once.extra[GAINS].tolist() == pytest.approx([0.0, 2 * (searched - start), 0.0], abs=1e-6)
+    assert never.extra[GAINS].tolist() == [0.0]
 
 
 def test_or_what_they_add_over_the_results_of_other_questions():
@@ -83,13 +83,13 @@ def test_or_what_they_add_over_the_results_of_other_questions():
         belief(asked, *range(1, 10)) - belief(asked, *range(1, 8), 20, 21),
         0.0,
     ]
-    assert twice.gains_T.tolist() == pytest.approx(expected, abs=1e-5)
+    assert twice.extra[GAINS].tolist() == pytest.approx(expected, abs=1e-5)
     own = belief(asked, 9, 8, 20, 21, golden="Rome")
     others = [belief(asked, 9, 8, *seen, golden="Rome") for seen in ((5, 6), (8, 9))]
-    assert other.gains_T.tolist() == pytest.approx([own - sum(others) / 2, 0.0], abs=1e-5)
+    assert other.extra[GAINS].tolist() == pytest.approx([own - sum(others) / 2, 0.0], abs=1e-5)
     alone, same = prepared(asked, TWICE, ONCE)
-    assert not alone.gains_T.any(), "there was no other question"
-    assert not same.gains_T.any()
+    assert not alone.extra[GAINS].any(), "there was no other question"
+    assert not same.extra[GAINS].any()
 
 
 def test_the_others_are_the_next_ones_of_another_question():
@@ -106,16 +106,16 @@ def test_the_gains_are_rewards_of_their_turns_and_the_golden_answer_is_not_learn
     asked, algorithm = trainer(GainBefore())
     group = Group(TWICE.question, (TWICE, NEVER))
     credit = Credit(algorithm, train_on_failed_searches=False)
-    views_P, metrics = asked.prepare(credit.unweighed([group]))
-    weighed_P, credited = credit.weigh([group], views_P, 0.0)
-    (twice, never), (learnt, _) = views_P[0], weighed_P[0]
-    total = twice.gains_T.sum().item()
+    views_P, metrics = asked.prepare(credit.uncredited([group]))
+    credited_P, credited = credit.credit([group], views_P, 0.0)
+    (twice, never), (learnt, _) = views_P[0], credited_P[0]
+    total = twice.extra[GAINS].sum().item()
     assert metrics["return/information_gain"] == pytest.approx(total / 2)
     assert credited["return/mean"] == pytest.approx(0.5 + total / 2)
-    first, second, _ = twice.gains_T.tolist()
+    first, second, _ = twice.extra[GAINS].tolist()
     mean = (0.5 + first + second + 0.5) / 2  # of the returns of the first turns
     assert learnt.advantages_M[0].item() == pytest.approx(0.5 + first + second - mean, abs=1e-6)
-    batches, _ = asked.pack(weighed_P)
+    batches, _ = asked.pack(credited_P)
     tokens = sorted(int(i) for rows in batches[0].rows for i in rows.packed.token_ids_N)
     assert tokens == sorted((*TWICE.token_ids_T, *NEVER.token_ids_T))
     assert learnt.episode is TWICE
@@ -126,7 +126,7 @@ def test_a_question_without_a_golden_answer_gains_nothing():
     unknown = replace(TWICE, question=replace(TWICE.question, golden_answers=()))
     asked, _ = trainer(GainBefore())
     (view,) = prepared(asked, unknown)
-    assert view.gains_T.tolist() == [0.0, 0.0, 0.0]
+    assert view.extra[GAINS].tolist() == [0.0, 0.0, 0.0]
     assert prepared(asked) == []
 
 
@@ -137,7 +137,7 @@ def test_an_answer_that_is_longer_than_a_micro_batch_is_asked_about_all_the_same
     view, _ = prepared(asked, long, OTHER)
     expected = belief(asked, *range(1, 7), golden=golden)
     expected -= belief(asked, 1, 2, 3, 4, 20, 21, golden=golden)
-    assert view.gains_T[0].item() == pytest.approx(expected, abs=1e-5)
+    assert view.extra[GAINS][0].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_one_question_a_step_has_no_others(tmp_path):

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from forage.algorithms.packing import lay_end_to_end, pack, unweighed
+from forage.algorithms.packing import lay_end_to_end, pack, uncredited
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.model_config import LoraConfig, ModelConfig
 from forage.config.placement_config import TorchPlacement
@@ -50,7 +50,7 @@ from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.running_engines import LETTERS, Plan, play, publish
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model
 from tests.training.checkpoints.test_checkpoint import begin
-from tests.training.sequences import QUESTION, episode, weighed
+from tests.training.sequences import QUESTION, credited, episode
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 90
 LAYERS = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
@@ -185,7 +185,7 @@ def test_the_leash_is_tied_to_the_weights_without_adapters(base: Path):
     config = run_config(base, algorithm={"kl": {"coefficient": 0.1}})
     policy = stir(load_policy(config.model, config.seed))
     trainer = build_trainer(policy, config)
-    ((seen,),), _ = trainer.prepare([[unweighed(episode(3))]])
+    ((seen,),), _ = trainer.prepare([[uncredited(episode(3))]])
     plain = tiny_model()
     attention.install(plain)
     packed = lay_end_to_end([seen.episode.token_ids_T])
@@ -201,11 +201,11 @@ def test_another_reference_is_loaded_beside_a_policy_with_adapters(base: Path, t
     kl = {"coefficient": 0.1, "reference": str(tmp_path)}
     config = run_config(base, algorithm={"kl": kl})
     trainer = build_trainer(load_policy(config.model, 0), config)
-    ((seen,),), _ = trainer.prepare([[unweighed(episode(3))]])
+    ((seen,),), _ = trainer.prepare([[uncredited(episode(3))]])
     own = build_trainer(
         load_policy(config.model, 0), run_config(base, algorithm={"kl": {"coefficient": 0.1}})
     )
-    ((other,),), _ = own.prepare([[unweighed(episode(3))]])
+    ((other,),), _ = own.prepare([[uncredited(episode(3))]])
     assert not torch.equal(seen.reference_logprobs_M, other.reference_logprobs_M)
 
 
@@ -240,7 +240,7 @@ async def test_the_sampler_with_adapters_is_the_trainer(
                 segments.append(Segment(Origin.SAMPLED, *sampled))
                 position = start + len(ids)
             whole = replace(episode(0), question=QUESTION, segments=tuple(segments))
-            metrics = trainer.step(pack([weighed(whole, 1.0)], 4096), nullcontext())
+            metrics = trainer.step(pack([credited(whole, 1.0)], 4096), nullcontext())
             assert 0.0 <= metrics["policy/logprob_diff_max"] <= 1e-5
             assert metrics["optimizer/grad_norm"] > 0
     finally:
@@ -325,7 +325,7 @@ def new_trainer(base: Path, algorithm: dict[str, object], seed: int = 0) -> Trai
 def learn(trainer: Trainer, *steps: int) -> None:
     for step in steps:
         episodes = [episode(2 * step), episode(2 * step + 1)]
-        (seen,), _ = trainer.prepare([[unweighed(each) for each in episodes]])
+        (seen,), _ = trainer.prepare([[uncredited(each) for each in episodes]])
         ready = [
             replace(
                 each,

@@ -20,7 +20,7 @@ from forage.training.ranks.trainer_rank import build_trainer
 from forage.training.trainer import Trainer
 from forage.types import Episode, Origin, Segment, Status
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
-from tests.training.sequences import QUESTION, episode, sampled_by, weighed
+from tests.training.sequences import QUESTION, credited, episode, sampled_by
 
 EPISODES = tuple(episode(seed) for seed in range(4))
 ADVANTAGES = (1.0, -0.5, 2.0, -1.5)
@@ -46,7 +46,7 @@ def test_an_observation_takes_after_the_sampled_token_before_it():
         "weights_M": torch.tensor([0.5, 0.6, 0.7]),
         "is_kept_M": torch.tensor([True, False, True]),
     }
-    unmasked = unmask(replace(weighed(SHORT, 0.0), **columns))
+    unmasked = unmask(replace(credited(SHORT, 0.0), **columns))
     said = torch.tensor([9.0, 9.0, -2.0, -3.0, 9.0])
     wide = fill_in_observed(unmasked, said, said - 1)
     assert wide.advantages_M.tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.3])
@@ -64,15 +64,15 @@ def test_an_observation_takes_after_the_sampled_token_before_it():
 def test_the_prompt_is_never_trained_and_neither_is_what_precedes_the_first_sampled_token():
     first = Segment(Origin.OBSERVATION, (9,))
     prompt, *rest = SHORT.segments
-    unmasked = unmask(weighed(replace(SHORT, segments=(prompt, first, *rest)), 1.0))
-    assert lay([unmasked.weighed]).is_sampled_N.tolist() == [False] * 3 + [True] * 5
+    unmasked = unmask(credited(replace(SHORT, segments=(prompt, first, *rest)), 1.0))
+    assert lay([unmasked.credited]).is_sampled_N.tolist() == [False] * 3 + [True] * 5
 
 
 def test_by_default_the_episodes_come_back_as_they_are():
     trainer = Trainer(make_model(), TrainerConfig(), AlgorithmConfig(), 1.0)
-    weighed_P = [[weighed(e, a)] for e, a in zip(EPISODES, ADVANTAGES, strict=True)]
-    unmasked_P, metrics = trainer.unmask_observations(weighed_P)
-    assert all(mine is theirs for (mine,), (theirs,) in zip(unmasked_P, weighed_P, strict=True))
+    credited_P = [[credited(e, a)] for e, a in zip(EPISODES, ADVANTAGES, strict=True)]
+    unmasked_P, metrics = trainer.unmask_observations(credited_P)
+    assert all(mine is theirs for (mine,), (theirs,) in zip(unmasked_P, credited_P, strict=True))
     assert metrics == {}
 
 
@@ -81,10 +81,10 @@ def gradient(algorithm: AlgorithmConfig) -> tuple[dict[str, Tensor], dict[str, f
     model = make_model()
     trainer = Trainer(model, TrainerConfig(max_grad_norm=1e9), algorithm, 0.8)
     episodes = [sampled_by(model, each, 0.8) for each in EPISODES]
-    weighed_P, metrics = trainer.unmask_observations(
-        [[weighed(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)]
+    credited_P, metrics = trainer.unmask_observations(
+        [[credited(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)]
     )
-    batch: Batch = pack([each for group in weighed_P for each in group], max_tokens=256)
+    batch: Batch = pack([each for group in credited_P for each in group], max_tokens=256)
     kept: dict[str, Tensor] = {}
 
     def keep(*_: object) -> None:
@@ -119,7 +119,7 @@ def test_the_leash_holds_observations_too():
     reference = make_model(seed=1)
     algorithm = AlgorithmConfig(train_observations=True, kl=KlConfig(coefficient=0.1))
     trainer = Trainer(make_model(), TrainerConfig(), algorithm, 1.0, reference)
-    views, _ = trainer.prepare([[weighed(EPISODES[0], 1.0)]])
+    views, _ = trainer.prepare([[credited(EPISODES[0], 1.0)]])
     ((wide,),), _ = trainer.unmask_observations(views)
     logprobs_TV = plain_logprobs(twin(reference), EPISODES[0].token_ids_T, 1.0)
     ids = EPISODES[0].token_ids_T

@@ -33,7 +33,7 @@ from forage.training.trainer import Trainer
 from forage.types import Episode, Origin, Segment
 from tests.rollout.running_engines import LETTERS, Plan, play
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
-from tests.training.sequences import QUESTION, batch_of, episode, sampled_by, weighed
+from tests.training.sequences import QUESTION, batch_of, credited, episode, sampled_by
 
 NO_CLIPPING = TrainerConfig(learning_rate=1e-3, max_grad_norm=1e9)
 ADVANTAGES = (1.0, -0.5, 0.25, -1.5, 0.75, 2.0)
@@ -215,7 +215,9 @@ def test_the_gradient_is_that_of_the_published_formula(algorithm: AlgorithmConfi
     trainer = Trainer(model, NO_CLIPPING, algorithm, 0.8, reference)
     plain = twin(model)
     other = twin(reference) if reference is not None else None
-    views, _ = trainer.prepare([[weighed(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)])
+    views, _ = trainer.prepare(
+        [[credited(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)]
+    )
     batch = pack([each for group in views for each in group], max_tokens=256)
     metrics, gradient = step(trainer, batch)
     loss = loss_by_definition(plain, episodes, ADVANTAGES, algorithm, 0.8, other)
@@ -319,7 +321,7 @@ def test_the_leash_is_tightened_while_the_policy_is_too_far_away(tmp_path: Path)
     algorithm = AlgorithmConfig(kl=kl)
     model, reference = make_model(), make_model(seed=1)
     trainer = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
-    views, _ = trainer.prepare([[weighed(each, 0.5)] for each in EPISODES])
+    views, _ = trainer.prepare([[credited(each, 0.5)] for each in EPISODES])
     metrics = trainer.learn([pack([each for (each,) in views], 4096)], nullcontext())
     assert metrics["kl/reference"] > 1e-6
     assert metrics["kl/coefficient"] == trainer.kl_coefficient == pytest.approx(0.1 * 1.2)

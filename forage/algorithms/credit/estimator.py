@@ -1,19 +1,23 @@
-"""The interface of advantage estimators: what one receives, returns and declares.
+"""What an estimator of advantages receives, what it returns, and what it declares.
 
 Each estimator is a file in this folder: its settings, its formula as a pure function, and
-``advantages`` or ``credit``, which calls it. ``training/credit.py`` passes it one group at a time.
-To add one, copy ``rloo.py`` and add a line to the union in ``config/algorithm_config.py``.
+``advantages`` or ``credit``, which calls it. ``training/credit.py`` gives it one group at a time.
+To add a built-in, copy ``rloo.py`` and add a line to the union in ``config/algorithm_config.py``;
+to use your own, name it in the recipe (docs/your_own.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from forage.settings import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CriticConfig(Frozen):
@@ -37,17 +41,17 @@ class CriticConfig(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Earned:
-    """What an episode earned turn by turn (``_T`` are turns), before any baseline.
+    """What an episode earned in each turn (``_T``), before any baseline.
 
-    ``_M`` are its sampled tokens: the KL penalty on the reward at each, the critic's value before
-    each if there is a critic, and the energy of each if the estimator reads it.
+    ``_M`` are its sampled tokens: the KL penalty at each, and the critic's value before each, if
+    there is a critic. ``columns`` are all that is known of them (``Credited.columns``).
     """
 
     rewards_T: tuple[float, ...]
     lengths_T: tuple[int, ...]
     penalties_M: Sequence[float] = ()
     values_M: Sequence[float] = ()
-    energies_M: Sequence[float] = ()
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
     parts_K: tuple[float, ...] = ()
     """The reward components that the estimator reads."""
 
@@ -76,13 +80,24 @@ class TokenCredit:
     returns_M: Sequence[float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ExtraColumn:
+    """A number for each sampled token that a forward pass of the policy computes."""
+
+    name: str
+    summary: Callable[[Tensor], Tensor]
+    """A number [C] of each distribution, from its log-probabilities [C, V]."""
+    of: Callable[[Tensor, Tensor], Tensor]
+    """The column [M], from the log-probabilities of the sampled tokens and those numbers."""
+
+
 class Estimator(Frozen):
-    """The settings of an estimator, and what it declares to its callers."""
+    """The settings of an estimator, its formula, and what it declares."""
 
     plays_greedy: ClassVar[bool] = False
-    """Whether each question gets an additional greedy episode."""
-    reads_energies: ClassVar[bool] = False
-    """Whether it reads each token's energy, which takes a forward pass."""
+    """Whether one more episode of each question is played greedily."""
+    extra: ClassVar[ExtraColumn | None] = None
+    """A column that it reads and no other does, which takes a forward pass."""
 
     @property
     def needs_groups(self) -> bool:

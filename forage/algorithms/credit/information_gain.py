@@ -23,6 +23,8 @@ from pydantic import Field
 from forage.settings import Frozen, kind_or
 
 TokenIds = tuple[int, ...]
+GAINS = "gains_T"
+"""The extra column: what each turn of an episode gained."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from forage.algorithms.loss.kl import bounded
-from forage.settings import Frozen
+from forage.algorithms.loss.loss import Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from forage.batch import Metrics, Tokens
 
 
-class CispoLoss(Frozen):
-    """REINFORCE weighted by a clipped, detached ratio."""
+class CispoLoss(Loss):
+    """REINFORCE weighted by a clipped ratio that takes no gradient."""
 
     kind: Literal["cispo"] = "cispo"
     low: float = Field(default=0.2, gt=0, le=1)

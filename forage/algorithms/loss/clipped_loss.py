@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from forage.algorithms.loss.kl import bounded
-from forage.settings import Frozen
+from forage.algorithms.loss.loss import Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forage.batch import Metrics, Tokens
 
 
-class ClippedLoss(Frozen):
+class ClippedLoss(Loss):
     """PPO's clipped surrogate (https://arxiv.org/abs/1707.06347)."""
 
     kind: Literal["clipped"] = "clipped"

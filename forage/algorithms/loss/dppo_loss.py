@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from forage.algorithms.loss.kl import bounded
-from forage.settings import Frozen
+from forage.algorithms.loss.loss import Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _TINY = 1e-8
 
 
-class DppoTvLoss(Frozen):
-    """REINFORCE without tokens that moved too far in total variation (2602.04879)."""
+class DppoTvLoss(Loss):
+    """REINFORCE without tokens that moved too far, by total variation (2602.04879)."""
 
     kind: Literal["dppo_tv"] = "dppo_tv"
     low: float = Field(default=0.15, gt=0, le=1)
@@ -36,8 +36,8 @@ class DppoTvLoss(Frozen):
         )
 
 
-class DppoKlLoss(Frozen):
-    """REINFORCE without tokens that moved too far in KL divergence (2602.04879)."""
+class DppoKlLoss(Loss):
+    """REINFORCE without tokens that moved too far, by divergence (2602.04879)."""
 
     kind: Literal["dppo_kl"] = "dppo_kl"
     low: float = Field(default=0.05, gt=0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forage.settings import Frozen
+from forage.algorithms.loss.loss import Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from forage.batch import Metrics, Tokens
 
 
-class DroLoss(Frozen):
+class DroLoss(Loss):
     """The policy gradient and a quadratic penalty on the log ratio (2405.19107)."""
 
     kind: Literal["dro"] = "dro"

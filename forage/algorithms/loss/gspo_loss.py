@@ -8,7 +8,7 @@ from pydantic import Field
 
 from forage.algorithms.loss.clipped_loss import clipped_gain
 from forage.algorithms.loss.kl import bounded
-from forage.settings import Frozen
+from forage.algorithms.loss.loss import Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from forage.batch import Metrics, Sequences, Tokens
 
 
-class GspoLoss(Frozen):
-    """The clipped surrogate with one ratio per sequence; goes with aggregate: sequence_mean."""
+class GspoLoss(Loss):
+    """The clipped surrogate with one ratio a sequence; goes with aggregate: sequence_mean."""
 
     kind: Literal["gspo"] = "gspo"
     low: float = Field(default=0.2, gt=0, le=1)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from forage.algorithms.loss.clipped_loss import clipped_loss
 from forage.algorithms.loss.kl import bounded
-from forage.settings import Frozen
+from forage.algorithms.loss.loss import Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forage.batch import Metrics, Tokens
 
 
-class InterpolatedLoss(Frozen):
+class InterpolatedLoss(Loss):
     """Decoupled PPO without a pass for its old policy (https://arxiv.org/abs/2512.06547)."""
 
     kind: Literal["interpolated"] = "interpolated"

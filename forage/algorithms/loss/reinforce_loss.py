@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from forage.algorithms.loss.corrections import BoundedWeights, TruncatedWeights, importance_weights
 from forage.algorithms.loss.kl import bounded
+from forage.algorithms.loss.loss import Loss
 from forage.settings import Frozen, kind_or
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class NoWeights(Frozen):
     kind: Literal["none"] = "none"
 
 
-class ReinforceLoss(Frozen):
+class ReinforceLoss(Loss):
     """REINFORCE, weighted by the probability ratio to the old policy."""
 
     kind: Literal["reinforce"] = "reinforce"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from forage.algorithms.loss.kl import bounded
-from forage.settings import Frozen
+from forage.algorithms.loss.loss import Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forage.batch import Metrics, Tokens
 
 
-class SapoLoss(Frozen):
+class SapoLoss(Loss):
     """A smooth gate on each token's ratio (https://arxiv.org/abs/2511.20347)."""
 
     kind: Literal["sapo"] = "sapo"

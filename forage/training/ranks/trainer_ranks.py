@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from forage.algorithms.packing import pack_mini_batches
-from forage.batch import Batch, Weighed
+from forage.batch import Batch, Credited
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.run_config import RunConfig
 from forage.config.search_config import SearchServer
@@ -83,7 +83,7 @@ class TrainerRanks:
             algorithm.needs_recomputed_logprobs
             or algorithm.kl is not None
             or algorithm.critic is not None
-            or algorithm.advantage.reads_energies
+            or algorithm.advantage.extra is not None
             or algorithm.information_gain is not None
         )
         placement = config.placement
@@ -101,21 +101,24 @@ class TrainerRanks:
         self._see_progress()
 
     def prepare(
-        self, weighed_P: Sequence[Sequence[Weighed]]
-    ) -> tuple[list[list[Weighed]], dict[str, float]]:
+        self, credited_P: Sequence[Sequence[Credited]]
+    ) -> tuple[list[list[Credited]], dict[str, float]]:
+        """As ``Trainer.prepare``."""
         if not self._looks_ahead:
-            return [list(weighed) for weighed in weighed_P], {}
-        return self._call("prepare", weighed_P)
+            return [list(credited) for credited in credited_P], {}
+        return self._call("prepare", credited_P)
 
-    def pack(self, weighed_P: Sequence[Sequence[Weighed]]) -> tuple[list[Batch], dict[str, float]]:
-        """Like ``Trainer.pack``; the number of micro-batches is a multiple of the data ranks."""
+    def pack(
+        self, credited_P: Sequence[Sequence[Credited]]
+    ) -> tuple[list[Batch], dict[str, float]]:
+        """As ``Trainer.pack``; micro-batches in multiples of the ranks that take them."""
         metrics: dict[str, float] = {}
         if self._config.algorithm.train_observations:
-            weighed_P, metrics = self._call("unmask_observations", weighed_P)
+            credited_P, metrics = self._call("unmask_observations", credited_P)
         sizes = self._config.trainer
         batches = pack_mini_batches(
-            weighed_P,
-            self._config.algorithm.picked,
+            credited_P,
+            self._config.algorithm.loss.mark,
             sizes.num_mini_batches,
             sizes.max_tokens_per_micro_batch,
             cost_of(self.model),

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from forage.algorithms.packing import unweighed
+from forage.algorithms.packing import uncredited
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.model_config import EndpointConfig
 from forage.config.warm_start_config import WarmStartConfig
@@ -126,8 +126,8 @@ async def test_nothing_trains_on_a_transcribed_text():
     assert not episode.is_trainable
     with pytest.raises(UserError, match="known by its text alone"):
         weigh(episode, tiny_codec(), WarmStartConfig())
-    with pytest.raises(AssertionError, match="recorded as sampled"):
-        unweighed(episode)
+    with pytest.raises(AssertionError, match="sampled as such"):
+        uncredited(episode)
 
 
 async def test_a_hostile_passage_opens_nothing_in_the_message_that_shows_it():

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage.algorithms.packing import pack, unweighed
+from forage.algorithms.packing import pack, uncredited
 from forage.batch import Batch
 from forage.config.algorithm_config import AlgorithmConfig, CriticConfig, Gae
 from forage.config.trainer_config import TrainerConfig
@@ -394,7 +394,7 @@ def new_ppo_trainer(seed: int = 0) -> Trainer:
 
 def learn_ppo(trainer: Trainer, *steps: int) -> None:
     for step in steps:
-        played = [unweighed(episode(step * 2)), unweighed(episode(step * 2 + 1))]
+        played = [uncredited(episode(step * 2)), uncredited(episode(step * 2 + 1))]
         returns = [replace(each, returns_M=torch.ones_like(each.returns_M)) for each in played]
         trainer.learn([pack(returns, 4096)], nullcontext())
 
@@ -422,7 +422,7 @@ def test_updates_that_were_left_out_are_counted_on_after_a_resume(tmp_path: Path
     """The counts began at 0 again: a run that was resumed often enough never ended."""
     first, resumed = new_ppo_trainer(), new_ppo_trainer()
     nan = torch.full((episode(0).num_sampled_tokens,), math.nan)
-    bad = pack([replace(unweighed(episode(0)), returns_M=nan, advantages_M=nan)], 4096)
+    bad = pack([replace(uncredited(episode(0)), returns_M=nan, advantages_M=nan)], 4096)
     first.learn([bad, bad], nullcontext())
     path = save(tmp_path, first)
     load_checkpoint(path, resumed)

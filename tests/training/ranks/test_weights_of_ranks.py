@@ -36,7 +36,7 @@ from forage.training.trainer import Trainer
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.folder_models import logprobs_by
 from tests.rollout.tiny_models import make_model, twin
-from tests.training.sequences import episode, weighed
+from tests.training.sequences import credited, episode
 
 CPU = torch.device("cpu")
 NAME: Any = "the_group"
@@ -88,7 +88,7 @@ def learnt(request: pytest.FixtureRequest, start: Path) -> Iterator[tuple[Traine
 
 
 def learn(trainer: AnyTrainer) -> None:
-    played = [[weighed(episode(0), 1.0)], [weighed(episode(1), -0.5)]]
+    played = [[credited(episode(0), 1.0)], [credited(episode(1), -0.5)]]
     prepared, _ = trainer.prepare(played)
     batches, _ = trainer.pack(prepared)
     trainer.learn(batches, nullcontext())
