@@ -28,7 +28,7 @@ import psutil
 import yaml
 
 import forage
-from forage import train
+from forage import open_run, train
 from forage.cluster.model_servers import OwnServers
 from forage.cluster.places import LocalPlaces
 from forage.config.run_config import RunConfig, build_config
@@ -38,8 +38,8 @@ from forage.records import read_metrics
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
-from forage.rollout.play.groups import StepGroups
 from forage.types import SearchReply
+from forage.watch.step import Step
 from forage.watch.stop_signal import StopSignal
 
 PACKAGE = Path(forage.__file__).parent
@@ -108,8 +108,8 @@ class Processor:
         self.stop = StopSignal()
         self._seen: list[dict[str, float]] = []
 
-    async def see(self, step: int, groups: StepGroups, metrics: dict[str, float]) -> None:
-        del step, groups, metrics
+    async def see(self, step: Step) -> None:
+        del step
         seconds = {"trainer and player": _worked(psutil.Process()), "all programs": _all_worked()}
         for child in psutil.Process().children(recursive=True):
             command = " ".join(child.cmdline()).strip()
@@ -169,7 +169,7 @@ def main() -> None:
     if not world.exists():
         write_world(world, args.world_size, seed=0)
         build_index(world / "corpus.jsonl", world / "index", show_progress=False)
-    train.SearchClient = SlowSearchClient
+    open_run.SearchClient = SlowSearchClient
     ratios: list[float] = []
     with ServerProcess(world / "index") as search, serving(args) as placement:
         for pair in range(args.pairs):

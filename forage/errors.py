@@ -1,4 +1,4 @@
-"""Two errors: one the user can fix (exit code 2), and one for a process that died."""
+"""Why a run ends early: an error that the user can fix (exit code 2), a lost process, a stop."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ def is_checkout() -> bool:
 
 class PartLostError(RuntimeError):
     """A process the run depends on has died; the last checkpoint is complete."""
+
+
+class Collapsed(UserError):
+    """An alarm of the sentinel ends the run; its last weights are not worth a checkpoint."""
+
+
+class Stopped(Exception):
+    """A signal, or the caller, asked the run to end."""
 
 
 def did_you_mean(word: str, valid: Iterable[str], cutoff: float = 0.5) -> str:

@@ -30,7 +30,7 @@ from forage.watch.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from forage.evaluation.result import EvaluationResult
-    from forage.rollout.play.groups import StepGroups
+    from forage.watch.step import Step as LoopStep
 
 __all__ = ("Episode", "Passage", "Question", "Reward", "Run", "Step", "Trained")
 
@@ -189,12 +189,12 @@ class _HandOver:
         else:
             self._steps.put(None)
 
-    async def see(self, step: int, groups: StepGroups, metrics: dict[str, float]) -> None:
-        """Hands the step over, and returns when the caller wants the next one."""
+    async def see(self, step: LoopStep) -> None:
+        """Hand the step over, and return when the next one is wanted."""
         is_wanted = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._is_wanted = lambda: loop.call_soon_threadsafe(is_wanted.set)
-        self._steps.put(Step(step, groups.played, metrics))
+        self._steps.put(Step(step.number, step.groups.played, step.metrics))
         await is_wanted.wait()
 
     def next_step(self) -> Step | None:

@@ -18,13 +18,14 @@ import pytest
 import forage
 from forage.config.run_config import RunConfig, build_config
 from forage.data.world.encyclopedia import write_world
+from forage.errors import Collapsed
 from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
 from forage.train import run_training
 from forage.training.export import export_model
 from forage.types import Episode
-from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed
+from forage.watch.collapse_guard import ROLLBACKS_FILE
 from forage.watch.sentinel import Alarm, Sentinel
 
 pytestmark = pytest.mark.slow

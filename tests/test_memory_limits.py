@@ -37,12 +37,12 @@ MB = 1_000_000
 LIMITED = """
 import resource, sys
 import psutil
-import forage.train as train
+import forage.open_run as open_run
 import forage.training.micro_batches as micro_batches
 from forage.commands.cli import main
 
 recipe, megabytes, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-opened = train.open_trainer
+opened = open_run.open_trainer
 
 def limit():
     used = psutil.Process().memory_info().vms
@@ -59,7 +59,7 @@ if how == "before":
     import forage.plan.fit_here
     limit()
 else:
-    train.open_trainer = limited
+    open_run.open_trainer = limited
 sys.exit(main(["train", recipe]))
 """
 

@@ -15,7 +15,7 @@ from ipykernel.kernelspec import write_kernel_spec
 from jupyter_client.manager import start_new_kernel
 
 import forage
-from forage import train
+from forage import open_run
 from forage.config.run_config import build_config, load_config, to_yaml
 from forage.errors import UserError
 from forage.records import RunRecords, read_episodes, read_metrics
@@ -225,8 +225,8 @@ def test_a_run_that_cannot_begin_ends_its_ranks_and_gives_its_places_back(
         def close(self) -> None:
             ended.append(self._name)
 
-    monkeypatch.setattr(train, "open_places", lambda config: Opened("places"))
-    monkeypatch.setattr(train, "open_trainer", lambda config, start: Opened("trainer"))
+    monkeypatch.setattr(open_run, "open_places", lambda config: Opened("places"))
+    monkeypatch.setattr(open_run, "open_trainer", lambda config, start: Opened("trainer"))
     config = build_config(
         config_for(tmp_path) | {"search": {"kind": "function", "path": own_search, "topk": 2}}
     )

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from forage import train
+from forage import open_run
 from forage.data.questions import write_questions
 from forage.errors import UserError
 from forage.records import RunRecords, read_episodes, read_metrics
@@ -25,6 +25,7 @@ from forage.training.checkpoints.checkpoint import latest_checkpoint
 from forage.training.trainer import Trainer
 from forage.types import Question, Status
 from forage.watch.after_step import AfterStep
+from forage.watch.step import Step
 from tests.tiny_runs import (
     FORAGE,
     assert_same_run,
@@ -76,16 +77,16 @@ def test_a_retriever_that_dies_and_returns_costs_episodes_and_not_the_run(
     after_step = AfterStep.__call__
     num_failures = 0.0
 
-    async def fail_and_return(run: Any, step: int, groups: Any, *rest: Any) -> None:
+    async def fail_and_return(run: AfterStep, step: Step) -> None:
         nonlocal num_failures
-        await after_step(run, step, groups, *rest)
+        await after_step(run, step)
         failed = [
             turn
-            for episode in groups.episodes
+            for episode in step.groups.episodes
             for turn in episode.turns
             if turn.search_failure is not None
         ]
-        if step == 0:
+        if step.number == 0:
             os.kill(server.pid, signal.SIGKILL)
             psutil.Process(server.pid).wait()
         if failed and not num_failures:
@@ -132,13 +133,13 @@ def test_a_retriever_that_stays_away_ends_the_run_with_a_checkpoint(
 ):
     """Ready once, then gone: every search fails, and the config says what becomes of that."""
     out = tmp_path / "run"
-    loop = train._Run._loop
+    steps_from = open_run.OpenRun.steps_from
 
-    async def without_server(run: Any, start: int) -> None:
+    def without_server(run: open_run.OpenRun, start: int) -> Any:
         server.stop()
-        await loop(run, start)
+        return steps_from(run, start)
 
-    monkeypatch.setattr(train._Run, "_loop", without_server)
+    monkeypatch.setattr(open_run.OpenRun, "steps_from", without_server)
     rollout = {
         "train_on_failed_searches": is_trained_on,
         "temperature": 0.7,

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forage.errors import Collapsed
 from forage.train import run_training
-from forage.watch.collapse_guard import Collapsed
 from tests.tiny_runs import (
     FOLDED,
     episodes_of,

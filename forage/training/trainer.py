@@ -98,8 +98,6 @@ class Trainer:
         self.model = model
         self.version = 0
         """Optimizer steps taken: the policy version of the weights as they are."""
-        self.rate_factor = 1.0
-        """The factor by which rollbacks have lowered the learning rate."""
         self.kl_coefficient = algorithm.kl.coefficient if algorithm.kl is not None else 0.0
         self._policy = TokenLogprobs(model)
         frozen = TokenLogprobs(reference) if reference is not None else None
@@ -171,12 +169,16 @@ class Trainer:
         return pack_mini_batches(credited_P, mark, *sizes, self._cost_of, num_at_once), metrics
 
     def learn(
-        self, batches: Sequence[Batch], changing: AbstractContextManager[object]
+        self,
+        batches: Sequence[Batch],
+        changing: AbstractContextManager[object],
+        rate_factor: float = 1.0,
     ) -> dict[str, float]:
-        """Learn a step's batches, one optimizer step each, for the configured number of epochs.
+        """Learns a step's batches, one optimizer step each, for the configured number of epochs.
 
-        Metrics are means over the optimizer steps. Those that compare trainer and sampler are of
-        the first optimizer step, before the weights moved.
+        ``rate_factor`` is what rollbacks have left of the learning rate. Metrics are means over the
+        optimizer steps. Those that compare trainer and sampler are of the first one, before the
+        weights moved.
         """
         updates: list[dict[str, float]] = []
         batches = [batch for batch in batches if batch.rows] or batches[:1]
@@ -185,27 +187,32 @@ class Trainer:
             if self.critic is not None:
                 metrics |= self.critic.step(batch, self._micro_batches.at_once)
             if not self._is_critic_alone:
-                metrics |= self.step(batch, changing)
+                metrics |= self.step(batch, changing, rate_factor)
             updates.append(metrics)
         self._num_learnt += 1
         merged = merge(updates)
         return merged | self._adapted_kl(merged, sum(batch.num_sequences for batch in batches))
 
-    def _learning_rate(self) -> float:
+    def _learning_rate(self, rate_factor: float) -> float:
         """Grows over the first updates, and falls from step to step where the settings say so."""
         config = self._config
         warmup = min(1.0, (self.version + 1) / max(config.warmup_steps, 1))
         done = min(1.0, self._num_learnt / max(config.num_steps - 1, 1))
         left = 1.0 - (1.0 - config.final_learning_rate_ratio) * done
-        return config.learning_rate * self.rate_factor * warmup * left
+        return config.learning_rate * rate_factor * warmup * left
 
-    def step(self, batch: Batch, changing: AbstractContextManager[object]) -> dict[str, float]:
+    def step(
+        self,
+        batch: Batch,
+        changing: AbstractContextManager[object],
+        rate_factor: float = 1.0,
+    ) -> dict[str, float]:
         """Accumulate the gradient of the whole batch, then update the weights once.
 
         Losses are divided by the batch's global counts, so micro-batches change nothing. Returns
         metrics by name; a batch without rows updates nothing.
         """
-        learning_rate = self._learning_rate()
+        learning_rate = self._learning_rate(rate_factor)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         objective = Objective(

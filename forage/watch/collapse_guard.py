@@ -19,17 +19,13 @@ from forage.config.placement_config import USUAL_LOGPROB_DIFF
 from forage.config.run_config import RunConfig
 from forage.config.sentinel_config import RollBack
 from forage.disk.disk_failures import disk_failures
-from forage.errors import UserError
+from forage.errors import Collapsed, UserError
 from forage.records import ROLLBACKS_FILE, json_line, open_for_lines, read_metrics
 from forage.training.checkpoints.checkpoint import checkpoints, drop_checkpoint
 from forage.training.checkpoints.remote_copies import copies_of
 from forage.watch.sentinel import Alarm, Sentinel
 
 LOG = logging.getLogger(__name__)
-
-
-class Collapsed(UserError):
-    """An alarm ends the run; no checkpoint is written."""
 
 
 class GoBack(Exception):

@@ -10,9 +10,8 @@ import math
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -37,28 +36,31 @@ _STEPS_OF_PACE = 5
 
 
 class Dashboard:
-    """``with Dashboard(24) as board: board.show(step, metrics, seconds, alarms)``."""
+    """``with board.showing(0): board.show(step, metrics, seconds, alarms)``."""
 
-    def __init__(self, num_steps: int, start: int = 0, console: Console | None = None) -> None:
-        """``start`` is the number of steps already done."""
-        self._num_steps, self._num_done = num_steps, start
+    def __init__(self, num_steps: int, console: Console | None = None) -> None:
+        self._num_steps = num_steps
         self._console = console or Console(stderr=True)
+        self._lock = threading.Lock()  # rich draws on a thread
+        self._begin(0)
+
+    def _begin(self, num_done: int) -> None:
+        self._num_done = num_done
         self._past = defaultdict[str, deque[float]](lambda: deque(maxlen=_WIDTH))
         self._seconds: Mapping[str, float] = {}
         self._alarms = deque[str](maxlen=_NUM_ALARMS)
         self._ends = deque([time.monotonic()], maxlen=_STEPS_OF_PACE + 1)
         self._began = self._ends[0]
-        self._open = ExitStack()
-        self._lock = threading.Lock()  # a thread of rich's draws concurrently
 
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            live = Live(console=self._console, get_renderable=self._drawn, refresh_per_second=2)
-            self._open.enter_context(live)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
+    @contextmanager
+    def showing(self, start: int) -> Iterator[None]:
+        """Shows the steps from ``start`` on, in a terminal as a live display."""
+        self._begin(start)
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, get_renderable=self._drawn, refresh_per_second=2):
+            yield
 
     def show(
         self,

@@ -13,13 +13,11 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from forage.errors import Stopped
+
 LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class Stopped(Exception):
-    """Raised when the run was asked to end."""
 
 
 class StopSignal:

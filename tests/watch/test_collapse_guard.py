@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from forage.config.run_config import RunConfig, build_config
-from forage.errors import UserError
+from forage.errors import Collapsed, UserError
 from forage.records import RunRecords, read_metrics
 from forage.training.checkpoints.checkpoint import checkpoints
 from forage.training.checkpoints.checkpoint_manifest import write_manifest
 from forage.training.checkpoints.remote_copies import RemoteCheckpoints
 from forage.training.checkpoints.run_state import RunState
 from forage.watch import collapse_guard
-from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed, CollapseGuard, GoBack
+from forage.watch.collapse_guard import ROLLBACKS_FILE, CollapseGuard, GoBack
 
 SIGN = "health/repetition"
 

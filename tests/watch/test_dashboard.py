@@ -4,6 +4,8 @@ import io
 import logging
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
@@ -25,6 +27,13 @@ def metrics(value: float) -> dict[str, float]:
 SECONDS = {"rollout": 3.0, "train": 1.0, "record": 0.001}
 
 
+@contextmanager
+def boarded(num_steps: int, console: Console, start: int = 0) -> Iterator[Dashboard]:
+    board = Dashboard(num_steps, console)
+    with board.showing(start):
+        yield board
+
+
 def terminal() -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=100)
 
@@ -32,7 +41,7 @@ def terminal() -> Console:
 def test_a_terminal_shows_figures_curves_phases_time_left_and_alarms(
     caplog: pytest.LogCaptureFixture,
 ):
-    with caplog.at_level(logging.INFO, "forage"), Dashboard(4, console=terminal()) as board:
+    with caplog.at_level(logging.INFO, "forage"), boarded(4, terminal()) as board:
         assert "0/4" in drawn(board)
         for step, value in enumerate([0.0, 0.5, 1.0]):
             board.show(step, metrics(value), SECONDS, ["reward falls"] if step == 2 else [])
@@ -46,7 +55,7 @@ def test_a_terminal_shows_figures_curves_phases_time_left_and_alarms(
 
 
 def test_what_is_no_number_is_a_gap():
-    with Dashboard(4, console=terminal()) as board:
+    with boarded(4, terminal()) as board:
         for step, value in enumerate([1.0, math.nan, 2.0, math.nan]):
             board.show(step, metrics(value), SECONDS)
         assert "-  ▁ █" in drawn(board)
@@ -57,7 +66,7 @@ def test_elsewhere_each_step_is_a_line_of_the_log(caplog: pytest.LogCaptureFixtu
     file = io.StringIO()
     with (
         caplog.at_level(logging.INFO, "forage"),
-        Dashboard(12, start=7, console=Console(file=file)) as board,
+        boarded(12, Console(file=file), 7) as board,
     ):
         board.show(7, metrics(1234.0), SECONDS)
     (line,) = caplog.messages

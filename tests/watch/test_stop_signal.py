@@ -14,7 +14,8 @@ _STOPS_SLOWLY = """
 import asyncio
 import time
 
-from forage.watch.stop_signal import Stopped, StopSignal
+from forage.errors import Stopped
+from forage.watch.stop_signal import StopSignal
 
 
 async def run():

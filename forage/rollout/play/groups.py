@@ -83,8 +83,12 @@ class GroupSource(Protocol):
         """Episodes that are over and not learnt yet, by the key of their job."""
         ...
 
+    def start_over(self, kept: Mapping[str, Episode]) -> None:
+        """Another step comes next; ``kept`` are what ``finished_ahead`` gave before it."""
+        ...
+
     async def close(self) -> None:
-        """Nothing more is asked for."""
+        """Ends what is in flight."""
         ...
 
 
@@ -100,8 +104,7 @@ class GroupsInFlight:
         worth: Worth,
         kept: Mapping[str, Episode] = MappingProxyType({}),
     ) -> None:
-        """``kept``: what ``finished_ahead`` gave before the run was stopped; not played again."""
-        self._kept = dict(kept)
+        """``kept``: as in ``start_over``."""
         self._dynamic = config.algorithm.dynamic_sampling
         self._trainer = config.trainer
         self._max_staleness = config.rollout.max_staleness
@@ -114,12 +117,17 @@ class GroupsInFlight:
         self._turnstile = Turnstile(1)
         """One begins after the other: thousands at once would hold the loop for seconds."""
         self._tasks: set[asyncio.Task[Episode]] = set()
+        self.start_over(kept)
+
+    def start_over(self, kept: Mapping[str, Episode]) -> None:
+        """See ``GroupSource``; nothing may be in flight. ``kept`` episodes are not played again."""
+        self._kept = dict(kept)
         self._started: dict[int, list[_Started]] = {}
 
     async def next_groups(self, step: int) -> StepGroups:
         """The groups of ``step``, in the order of its questions; flat ones replaced if asked for.
 
-        To be called when the weights of the step before are published. Raises ``NothingToLearn``
+        Called when the weights of the step before are published. Raises ``NothingToLearn``
         where no group varies, and ``EngineGone`` where the engine sampled no episode to its end.
         """
         for ahead in range(step, min(step + self._max_staleness + 1, self._trainer.num_steps)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
@@ -92,6 +92,9 @@ class RecordedGroups:
     def finished_ahead(self) -> dict[str, Episode]:
         """None: what was recorded is there."""
         return {}
+
+    def start_over(self, kept: Mapping[str, Episode]) -> None:
+        """Nothing was started."""
 
     async def close(self) -> None:
         """Nothing is open between two steps."""

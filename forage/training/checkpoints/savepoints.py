@@ -19,7 +19,8 @@ from forage.config.run_config import RunConfig, to_yaml
 from forage.data.order import StepQuestions
 from forage.disk.whole_writes import write_whole_text
 from forage.environment.remembered import memory_of
-from forage.records import RunRecords
+from forage.errors import Collapsed, Stopped, UserError
+from forage.records import RunRecords, read_metrics
 from forage.training.base_weights import digest_of_base
 from forage.training.checkpoints.checkpoint import (
     begin_checkpoint,
@@ -54,12 +55,15 @@ class Savepoints:
         questions: StepQuestions | None,
         learns: bool = True,
         replayed: Callable[[int], str] | None = None,
+        finished_ahead: Callable[[], Mapping[str, Episode]] = dict,
     ) -> None:
-        """If the run does not learn, ``save`` only flushes its records to disk.
+        """If the run does not learn, ``save`` only writes its records to the disk.
 
-        ``questions`` is None if the steps are recorded ones; ``replayed`` then returns a checksum
-        of the first n of them.
+        ``questions`` are None if the steps are recorded ones; then ``replayed`` gives a checksum
+        of that many of them. ``finished_ahead`` gives the finished episodes of later steps by key.
         """
+        self.num_steps_done = 0
+        """Steps that the weights have taken, the one being learned included."""
         self._replayed = replayed
         self._learns = learns
         self._config, self._trainer, self._tokenizer = config, trainer, tokenizer
@@ -71,9 +75,51 @@ class Savepoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self.ahead: dict[str, Episode] = {}
-        """Finished episodes of later steps in the loaded checkpoint, by key."""
-        self.finished_ahead: Callable[[], Mapping[str, Episode]] = dict
-        """Returns the episodes that are finished but not yet trained on, by key."""
+        """Episodes of later steps that were over at the checkpoint that was loaded, by key."""
+        self._finished_ahead = finished_ahead
+
+    async def begun(self) -> None:
+        """Steps begin. A run that may roll back in its first steps needs something to return to."""
+        sentinel = self._config.sentinel
+        if not self.num_steps_done and sentinel is not None and sentinel.kind == "roll_back":
+            await self.save(0)
+
+    def weights_take(self, step: int) -> None:
+        """From now on the weights are no longer those from before ``step``."""
+        self.num_steps_done = step + 1
+
+    async def after(self, step: int) -> None:
+        """Saves the run if a checkpoint is due after ``step``."""
+        if self._is_due(step + 1):
+            await self.save(step + 1)
+
+    async def ended(self, reason: BaseException | None) -> None:
+        """Saves the run as its steps end, if what ended them permits it.
+
+        All steps taken (None): unless the last one has its checkpoint. A stop or a ``UserError``:
+        if every step is recorded that the weights have taken; otherwise the run continues from the
+        last checkpoint. A collapse, a rollback and a bug: never.
+        """
+        match reason:
+            case None:
+                if not self._is_due(self.num_steps_done):
+                    await self.save(self.num_steps_done)
+            case Collapsed():
+                pass
+            case Stopped() | UserError():
+                if self._is_recorded():  # the stop may come before or after the step's own save
+                    await self.save(self.num_steps_done)
+                    # A background save ends here, where a second Ctrl-C still ends the run.
+                    await asyncio.to_thread(self.wait)
+            case _:
+                pass
+
+    def _is_due(self, num_steps_done: int) -> bool:
+        return num_steps_done % self._config.trainer.checkpoint_every == 0
+
+    def _is_recorded(self) -> bool:
+        rows = read_metrics(self._config.output_dir)
+        return self.num_steps_done == (int(rows[-1]["step"]) + 1 if rows else 0)
 
     async def save(self, num_steps_done: int) -> None:
         """Writes a checkpoint, and keeps the newest ``trainer.keep_checkpoints``.
@@ -94,7 +140,7 @@ class Savepoints:
         if not self._learns:
             return
         await asyncio.to_thread(self.wait)
-        config, ahead = self._config, self.finished_ahead()
+        config, ahead = self._config, self._finished_ahead()
         run = (config.output_dir, self._trainer, self._tokenizer, self._state(num_steps_done))
         in_background = config.trainer.checkpoint_in_background
         options = (config.trainer.keep_checkpoints, in_background, ahead, self._memory)
@@ -153,8 +199,9 @@ class Savepoints:
         return latest_checkpoint(self._config.output_dir)
 
     def restore(self, checkpoint: Path | None) -> int:
-        """Restores ``checkpoint``, or the newest if None; returns the steps done."""
-        return self._resume() if checkpoint is None else self._load(checkpoint)
+        """Returns to ``checkpoint``, None for the newest; gives the number of steps it holds."""
+        self.num_steps_done = self._resume() if checkpoint is None else self._load(checkpoint)
+        return self.num_steps_done
 
     def _resume(self) -> int:
         """Restores the newest checkpoint; returns the steps done, 0 if there is none.

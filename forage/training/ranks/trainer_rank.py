@@ -58,9 +58,8 @@ class TrainerRank:
 
         Raising it would end the ranks, which a rollback needs. All ranks see the same norm.
         """
-        self._trainer.rate_factor = rate_factor
         try:
-            return self._trainer.learn(batches, nullcontext())
+            return self._trainer.learn(batches, nullcontext(), rate_factor)
         except FloatingPointError as error:
             return error
         finally:

@@ -72,9 +72,7 @@ class TrainerRanks:
         """Starts the ranks; raises ``UserError`` if they cannot load or shard their models."""
         attention.install(model)
         self.model = model
-        """A copy for the in-process engine, or the modules without weights."""
-        self.rate_factor = 1.0
-        """The factor on the learning rate, which rollbacks lower."""
+        """A copy for the engine in this process, or the modules without weights."""
         self._config = config
         self._has_copy = not config.placement.has_server
         self._lock = threading.Lock()
@@ -127,14 +125,17 @@ class TrainerRanks:
         return batches, metrics
 
     def learn(
-        self, batches: Sequence[Batch], changing: AbstractContextManager[object]
+        self,
+        batches: Sequence[Batch],
+        changing: AbstractContextManager[object],
+        rate_factor: float = 1.0,
     ) -> dict[str, float]:
         """Like ``Trainer.learn``; the driver's copy changes once, at the end.
 
         Without a copy, the ranks' own weights are published, so ``changing`` covers the whole step.
         """
         with nullcontext() if self._has_copy else changing:
-            metrics = self._call("learn", batches, self.rate_factor)
+            metrics = self._call("learn", batches, rate_factor)
         if isinstance(metrics, FloatingPointError):
             raise metrics
         if self._has_copy:

@@ -11,7 +11,7 @@ import pytest
 
 from forage.config.run_config import build_config
 from forage.data.order import QuestionOrder, StepQuestions
-from forage.errors import UserError
+from forage.errors import Collapsed, Stopped, UserError
 from forage.records import RunRecords
 from forage.training.checkpoints import savepoints
 from forage.training.checkpoints.checkpoint import checkpoint_path
@@ -165,3 +165,58 @@ def test_the_settings_of_a_run_are_replaced_in_one_move(tmp_path: Path):
     points.close()
     assert before.read_text() == "seed: 3\n"
     assert "output_dir" in settings.read_text()
+
+
+@pytest.mark.parametrize(
+    ("reason", "num_recorded", "is_saved"),
+    [
+        (None, 2, True),
+        (Stopped("go on"), 2, True),
+        (Stopped("go on"), 1, False),
+        (UserError("no search"), 2, True),
+        (Collapsed("the run is collapsing"), 2, False),
+        (ZeroDivisionError("a bug"), 2, False),
+        (asyncio.CancelledError(), 2, False),
+    ],
+    ids=["done", "stop", "stop before the record", "error", "collapse", "bug", "cancelled"],
+)
+async def test_what_ended_the_steps_decides_whether_the_run_is_saved(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: BaseException | None,
+    num_recorded: int,
+    is_saved: bool,
+):
+    keep_states(monkeypatch)
+    begin, saved = savepoints.begin_checkpoint, list[int]()
+
+    async def note(run_dir: Path, *rest: Any) -> Callable[[], Path]:
+        saved.append(rest[2].num_steps_done)
+        return await begin(run_dir, *rest)
+
+    monkeypatch.setattr(savepoints, "begin_checkpoint", note)
+    points = make_savepoints(tmp_path)
+    for step in range(num_recorded):
+        points._records.write_metrics(step, {})
+    points._records.sync()
+    points.weights_take(1)
+    await points.ended(reason)
+    points.close()
+    assert saved == ([2] if is_saved else [])
+
+
+async def test_the_last_step_is_saved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun = list[int]()
+
+    async def begin(run_dir: Path, *rest: Any) -> Callable[[], Path]:
+        begun.append(rest[2].num_steps_done)
+        return lambda: checkpoint_path(run_dir, rest[2].num_steps_done)
+
+    monkeypatch.setattr(savepoints, "begin_checkpoint", begin)
+    points = make_savepoints(tmp_path)
+    every = points._config.trainer.checkpoint_every
+    points.weights_take(every - 1)
+    await points.after(every - 1)
+    await points.ended(None)
+    points.close()
+    assert begun == [every]
