@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
+from forage.config.algorithm_config import is_own
 from forage.config.config_file import merge, read_tree
 from forage.config.run_config import RunConfig, build_config
 from forage.environment.remembered import as_trained
 from forage.hardware import quiet_openmp
-from forage.settings import IMPORT_PATH
+from forage.settings import IMPORT_PATH, Frozen
 from forage.types import Episode, Group, Passage, Question, Reward
 from forage.watch.stop_signal import StopSignal
 
@@ -69,21 +70,28 @@ class Run:
         reward: Callable[[Episode], Any] | None = None,
         tools: Sequence[Any] = (),
         search: Callable[[str], Any] | str | None = None,
+        advantage: Any = None,
+        loss: Any = None,
     ) -> None:
         """``config`` is settings, as an object or a mapping, or the path of a recipe.
 
-        ``overrides`` are ``key.sub=value``. ``reward`` replaces the ``reward`` section, ``tools``
-        are added to those of ``environment.tools``, and ``search`` is a function from a query to
-        passages, or an address. Raises ``UserError``.
+        ``overrides`` are ``key.sub=value``. ``reward`` takes the place of the section ``reward``,
+        ``tools`` stand beside those of ``environment.tools``, ``search`` is a function from a query
+        to passages, or an address. ``advantage`` and ``loss`` are an estimator and a loss of your
+        own: a class, an instance or a function (docs/your_own.md). Raises ``UserError``.
         """
         quiet_openmp()  # before torch is imported
-        is_changed = bool(overrides or tools) or reward is not None or search is not None
+        learning = {"advantage": advantage, "loss": loss}
+        learning = {key: own for key, own in learning.items() if own is not None}
+        is_changed = bool(overrides or tools or learning) or bool(reward or search)
         if isinstance(config, RunConfig) and not is_changed:
             self.config = as_trained(config)
             return
         tree = _tree_of(config)
         if reward is not None:
             tree["reward"] = {"weights": {"table": 0}, "functions": [{"path": reward}]}
+        if learning:
+            tree["algorithm"] = dict(tree.get("algorithm") or {}) | learning
         if tools:
             section = tree["environment"] = dict(tree.get("environment") or {})
             section["tools"] = [*section.get("tools", ["search"]), *tools]
@@ -220,6 +228,8 @@ def _tree_of(config: RunConfig | Mapping[str, Any] | Path | str) -> dict[str, An
 def _what_is_set(value: Any) -> Any:
     """Only those settings that were set explicitly, so that the others keep following defaults."""
     match value:
+        case Frozen() if is_own(value):
+            return value
         case BaseModel():
             names = value.model_fields_set | ({"kind"} & set(type(value).model_fields))
             return {name: _what_is_set(getattr(value, name)) for name in names}

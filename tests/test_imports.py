@@ -21,6 +21,7 @@ LEVELS = (
     ("__main__",),
     ("commands", "run"),
     ("train", "plan", "viewer", "doors"),
+    ("open_run",),
     ("evaluation",),
     ("publish",),
     ("watch", "cluster"),

@@ -1,16 +1,17 @@
 """The settings of ``algorithm``: the unions of estimators and losses, and their shared options.
 
 The keys of each kind are next to its formula in ``forage/algorithms``; a new kind takes a file
-there and a line in a union here. docs/algorithms.md has each option's formula, paper and key.
+there and a line in a union here. A recipe can also name a custom one (``own_kind.py``).
+docs/algorithms.md has each option's formula, paper and key.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from forage.algorithms.credit.estimator import CriticConfig
+from forage.algorithms.credit.estimator import CriticConfig, Estimator
 from forage.algorithms.credit.gae import Gae
 from forage.algorithms.credit.gdpo import Gdpo
 from forage.algorithms.credit.gpg import Gpg
@@ -43,11 +44,13 @@ from forage.algorithms.loss.gmpo_loss import GmpoLoss
 from forage.algorithms.loss.gspo_loss import GspoLoss
 from forage.algorithms.loss.interpolated_loss import InterpolatedLoss
 from forage.algorithms.loss.kl import KlConfig
+from forage.algorithms.loss.loss import Loss
 from forage.algorithms.loss.protection import LikelihoodProtectionConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.loss.sapo_loss import SapoLoss
 from forage.algorithms.loss.sequence_mask import SequenceMaskConfig
-from forage.settings import Frozen, kind_or
+from forage.algorithms.own_kind import OwnEstimator, OwnKind, OwnLoss
+from forage.settings import Frozen, kind_or, models_in
 
 Advantage = Annotated[
     Grpo
@@ -66,6 +69,7 @@ Advantage = Annotated[
     | Gae,
     Field(discriminator="kind"),
     kind_or("grpo"),
+    OwnKind("algorithm.advantage", Estimator, OwnEstimator),
 ]
 PolicyLoss = Annotated[
     ClippedLoss
@@ -82,12 +86,21 @@ PolicyLoss = Annotated[
     | ReinforceLoss,
     Field(discriminator="kind"),
     kind_or("clipped"),
+    OwnKind("algorithm.loss", Loss, OwnLoss),
 ]
 Aggregate = Annotated[
     TokenMean | TokenSum | SequenceMean | SequenceSum | Constant,
     Field(discriminator="kind"),
     kind_or("token_mean"),
 ]
+
+
+_BUILT_IN = (*models_in(Advantage), *models_in(PolicyLoss))
+
+
+def is_own(setting: Any) -> bool:
+    """Whether this is an estimator or a loss of the user's."""
+    return isinstance(setting, Estimator | Loss) and type(setting) not in _BUILT_IN
 
 
 class AlgorithmConfig(Frozen):
@@ -122,7 +135,7 @@ class AlgorithmConfig(Frozen):
 
     @property
     def critic(self) -> CriticConfig | None:
-        return self.advantage.critic if self.advantage.kind == "gae" else None
+        return self.advantage.critic if isinstance(self.advantage, Gae) else None
 
     @property
     def information_gain(self) -> GainBefore | GainOverOthers | None:
@@ -138,31 +151,31 @@ class AlgorithmConfig(Frozen):
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
         aggregate = self.aggregate.kind
-        if self.advantage.kind == "dr_grpo" and aggregate != "constant":
+        if isinstance(self.advantage, DrGrpo) and aggregate != "constant":
             raise ValueError(
                 f"algorithm.advantage: dr_grpo is made for algorithm.aggregate: constant, not "
                 f"{aggregate}; set algorithm.aggregate.kind=constant and "
                 "algorithm.aggregate.tokens to the tokens that an episode may write, or take "
                 "advantage: grpo with normalise_by_std: false"
             )
-        if self.loss.kind in ("gspo", "gmpo") and aggregate != "sequence_mean":
+        if isinstance(self.loss, GspoLoss | GmpoLoss) and aggregate != "sequence_mean":
             raise ValueError(
                 f"algorithm.loss: {self.loss.kind} weighs sequences and not tokens: set "
                 f"algorithm.aggregate: sequence_mean instead of {aggregate}"
             )
-        if self.train_observations and self.critic is not None:
+        if self.train_observations and isinstance(self.advantage, Gae):
             raise ValueError(
                 "algorithm.train_observations: a critic has no value and no return for tokens that "
                 f"nobody chose; take another advantage than {self.advantage.kind}, or leave it off"
             )
         in_reward = self.kl is not None and self.kl.place == "reward"
-        if self.advantage.kind == "gdpo" and (in_reward or self.overlong is not None):
+        if isinstance(self.advantage, Gdpo) and (in_reward or self.overlong is not None):
             name = "kl.place: reward" if in_reward else "overlong"
             raise ValueError(
                 f"algorithm.{name} does nothing with the advantage gdpo, which reads parts of the "
                 "reward alone; remove it"
             )
-        if self.loss.kind == "interpolated" and self.decoupled:
+        if isinstance(self.loss, InterpolatedLoss) and self.decoupled:
             raise ValueError(
                 "algorithm.loss: interpolated stands in for algorithm.decoupled, whose pass over "
                 "the batch it saves; set algorithm.decoupled: false"

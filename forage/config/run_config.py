@@ -13,6 +13,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from forage.algorithms.own_kind import own_function
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.config_errors import explain
 from forage.config.config_file import apply_override, read_tree
@@ -149,12 +150,15 @@ class RunConfig(Frozen):
                 "policy than the one that sampled, and the probability ratio would be noise; use 0 "
                 "to train (forage sft may drop)"
             )
-        for function in self.reward.functions:
-            if not can_be_recorded(function.path):
+        own = [("reward.functions", function.path) for function in self.reward.functions]
+        own.append(("algorithm.advantage", own_function(self.algorithm.advantage)))
+        own.append(("algorithm.loss", own_function(self.algorithm.loss)))
+        for key, function in own:
+            if function is not None and not can_be_recorded(function):
                 raise UserError(
-                    f"reward.functions: {written(function.path)} is a lambda or a partial, which "
-                    "config.yaml and checkpoints cannot name, so that a resumed run might learn "
-                    "from another reward; define the function with def"
+                    f"{key}: {written(function)} is a lambda or a partial, which config.yaml and "
+                    "checkpoints cannot name, so that a resumed run might learn from another "
+                    "function; define it with def"
                 )
         if self.data.train is None:
             raise UserError("data.train is missing: name a file of questions")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forage.algorithms.credit.pass_at_k import PassAtK
 from forage.algorithms.credit.turn_credit import TurnRewards
 from forage.config.placement_config import TorchPlacement
 
@@ -53,7 +54,7 @@ def _algorithm_fits(run: RunConfig) -> None:
     """Checks the algorithm against batch sizes, rewards and token budgets."""
     algorithm, trainer, env = run.algorithm, run.trainer, run.environment
     advantage = algorithm.advantage
-    if advantage.kind == "pass_at_k" and advantage.k > trainer.group_size:
+    if isinstance(advantage, PassAtK) and advantage.k > trainer.group_size:
         raise ValueError(
             f"algorithm.advantage.k ({advantage.k}) is above trainer.group_size "
             f"({trainer.group_size}): no k episodes can be drawn; lower k"

@@ -1,0 +1,102 @@
+"""Your own estimator or loss in place of a built-in kind: ``algorithm.advantage=mine:OverBest``.
+
+It is a subclass of ``Estimator`` or ``Loss``, whose fields are keys of the section; an instance of
+one; or just a function. A recipe names it as ``module:name``; ``forage.Run`` also takes it itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import GetCoreSchemaHandler, SerializationInfo
+from pydantic_core import CoreSchema, core_schema
+
+from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
+from forage.algorithms.loss.loss import Loss
+from forage.errors import UserError
+from forage.settings import Own, load_by_path, models_in, written
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forage.batch import Metrics, Tokens
+
+
+class OwnEstimator(Estimator):
+    """A function from the rewards of a group's episodes to their advantages."""
+
+    function: Own
+
+    def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
+        """Raises ``UserError`` if the function returns another number of them."""
+        advantages_G = list(load_by_path(self.function, "algorithm.advantage")(rewards_G))
+        if len(advantages_G) != len(rewards_G):
+            raise UserError(
+                f"algorithm.advantage: {written(self.function)} returned {len(advantages_G)} "
+                f"advantages for {len(rewards_G)} rewards; return one for each"
+            )
+        return [float(advantage) for advantage in advantages_G]
+
+
+class OwnLoss(Loss):
+    """A function from log-probabilities [M] and ``Tokens`` to losses [M], or those and metrics."""
+
+    function: Own
+
+    def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
+        found = load_by_path(self.function, "algorithm.loss")(logprobs_M, tokens)
+        return found if isinstance(found, tuple) else (found, {})
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKind:
+    """Annotates a union of kinds: a section may also be of a kind of the user's own."""
+
+    key: str
+    base: type[Estimator] | type[Loss]
+    of_function: type[OwnEstimator] | type[OwnLoss]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        built_in = tuple(models_in(source))
+
+        def dump(value: Any, dump_kind: Callable[[Any], Any], info: SerializationInfo) -> Any:
+            """Its kind and keys; the kind is a path in a file, the object itself in Python."""
+            if type(value) in built_in:
+                return dump_kind(value)
+            function = own_function(value)
+            kind = type(value) if function is None else function
+            wrapped = {"function"} if function is not None else set[str]()
+            keys = value.model_dump(mode=info.mode, exclude={"kind", *wrapped})
+            return {"kind": written(kind) if info.mode == "json" else kind} | keys
+
+        return core_schema.no_info_wrap_validator_function(
+            self._read,
+            handler(source),
+            serialization=core_schema.wrap_serializer_function_ser_schema(dump, info_arg=True),
+        )
+
+    def _read(self, value: Any, read_kind: Callable[[Any], Any]) -> Any:
+        kind = value.get("kind") if isinstance(value, Mapping) else value
+        if not callable(kind) and ":" not in str(kind) and not isinstance(kind, self.base):
+            return read_kind(value)
+        keys = {k: v for k, v in value.items() if k != "kind"} if kind is not value else {}
+        found = load_by_path(kind, self.key)
+        if isinstance(found, type) and issubclass(found, self.base):
+            return found.model_validate(keys)
+        if keys:
+            raise UserError(f"{self.key}: {written(kind)} is not a class, and takes no keys")
+        if isinstance(found, type) or not (isinstance(found, self.base) or callable(found)):
+            raise UserError(
+                f"{self.key}: {written(kind)} is neither a function nor a subclass of "
+                f"{self.base.__module__}.{self.base.__name__}"
+            )
+        return found if isinstance(found, self.base) else self.of_function(function=kind)
+
+
+def own_function(setting: Estimator | Loss) -> Any:
+    """The function that the setting wraps; None for a class."""
+    return setting.function if isinstance(setting, OwnEstimator | OwnLoss) else None
