@@ -39,7 +39,7 @@ from forage.retrieval.client.client import SearchClient
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
 from forage.types import SearchReply
-from forage.watch.step import Step
+from forage.watch.step import TrainingStep
 from forage.watch.stop_signal import StopSignal
 
 PACKAGE = Path(forage.__file__).parent
@@ -108,7 +108,7 @@ class Processor:
         self.stop = StopSignal()
         self._seen: list[dict[str, float]] = []
 
-    async def see(self, step: Step) -> None:
+    async def see(self, step: TrainingStep) -> None:
         del step
         seconds = {"trainer and player": _worked(psutil.Process()), "all programs": _all_worked()}
         for child in psutil.Process().children(recursive=True):

@@ -2,7 +2,7 @@
 
 ``load_parts`` comes before the event loop, ``open_run`` inside it; both close what they opened.
 ``OpenRun`` is complete from the start and never changes: what moves is in the objects it holds, and
-in the ``Step`` that its phases fill in.
+in the ``TrainingStep`` that its phases fill in.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from forage.training.ranks.trainer_ranks import AnyTrainer, open_trainer
 from forage.watch.after_step import AfterStep, Watcher
 from forage.watch.collapse_guard import CollapseGuard
 from forage.watch.dashboard import Dashboard
-from forage.watch.step import Step
+from forage.watch.step import TrainingStep
 from forage.watch.step_report import StepReport
 from forage.watch.stop_signal import StopSignal
 from forage.watch.trace_file import TraceFile
@@ -164,7 +164,7 @@ class OpenRun:
     """Steps that the newest checkpoint holds."""
 
     @asynccontextmanager
-    async def steps_from(self, start: int) -> AsyncIterator[Iterator[Step]]:
+    async def steps_from(self, start: int) -> AsyncIterator[Iterator[TrainingStep]]:
         """The steps from ``start`` on, once the weights are out; saves the run as it ends."""
         await self.weights.publish()
         await self.savepoints.begun()
@@ -172,7 +172,7 @@ class OpenRun:
         try:
             with self.after_step.board.showing(start):
                 num_steps = self.parts.config.trainer.num_steps
-                yield map(Step, self.parts.played or range(start, num_steps))
+                yield map(TrainingStep, self.parts.played or range(start, num_steps))
         except BaseException as error:
             reason = error
             raise
@@ -180,12 +180,12 @@ class OpenRun:
             await self.groups.close()
             await self.savepoints.ended(reason)
 
-    async def play(self, step: Step) -> None:
+    async def play(self, step: TrainingStep) -> None:
         """Waits for the step's groups of scored episodes."""
         step.groups = await self.stop.or_stop(self.groups.next_groups(step.number))
         step.clock.lap("rollout")
 
-    async def credit(self, step: Step) -> None:
+    async def credit(self, step: TrainingStep) -> None:
         """Runs the forward passes, and gives each sampled token its advantage."""
         credit, trainer = self.parts.credit, self.parts.trainer
         if self.parts.config.placement.engine.offload:
@@ -196,7 +196,7 @@ class OpenRun:
             step.credited_P, credited = credit.credit(groups, prepared_P, trainer.kl_coefficient)
         step.metrics = seen | credited
 
-    async def learn(self, step: Step) -> None:
+    async def learn(self, step: TrainingStep) -> None:
         """Packs the episodes, and takes the optimizer steps."""
         trainer, guard = self.parts.trainer, self.parts.guard
         step.batches, unmasked = await asyncio.to_thread(trainer.pack, step.credited_P)
@@ -208,12 +208,12 @@ class OpenRun:
         step.metrics = learnt | step.metrics | unmasked
         step.clock.lap("train")
 
-    async def publish(self, step: Step) -> None:
+    async def publish(self, step: TrainingStep) -> None:
         """Brings the new weights to the engine."""
         await self.weights.publish()
         step.clock.lap("publish")
 
-    async def after(self, step: Step) -> None:
+    async def after(self, step: TrainingStep) -> None:
         """Records the step, and acts on it; raises ``GoBack`` for a rollback."""
         await self.stop.or_stop(self.after_step(step))
 

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
-from forage.config.algorithm_config import is_own
+from forage.algorithms.own_kind import is_own
 from forage.config.config_file import merge, read_tree
 from forage.config.run_config import RunConfig, build_config
 from forage.environment.remembered import as_trained
 from forage.hardware import quiet_openmp
-from forage.settings import IMPORT_PATH, Frozen
+from forage.settings import IMPORT_PATH
 from forage.types import Episode, Group, Passage, Question, Reward
 from forage.watch.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from forage.evaluation.result import EvaluationResult
-    from forage.watch.step import Step as LoopStep
+    from forage.watch.step import TrainingStep
 
 __all__ = ("Episode", "Passage", "Question", "Reward", "Run", "Step", "Trained")
 
@@ -197,7 +197,7 @@ class _HandOver:
         else:
             self._steps.put(None)
 
-    async def see(self, step: LoopStep) -> None:
+    async def see(self, step: TrainingStep) -> None:
         """Hand the step over, and return when the next one is wanted."""
         is_wanted = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -228,7 +228,7 @@ def _tree_of(config: RunConfig | Mapping[str, Any] | Path | str) -> dict[str, An
 def _what_is_set(value: Any) -> Any:
     """Only those settings that were set explicitly, so that the others keep following defaults."""
     match value:
-        case Frozen() if is_own(value):
+        case _ if is_own(value):
             return value
         case BaseModel():
             names = value.model_fields_set | ({"kind"} & set(type(value).model_fields))

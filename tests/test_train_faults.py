@@ -25,7 +25,7 @@ from forage.training.checkpoints.checkpoint import latest_checkpoint
 from forage.training.trainer import Trainer
 from forage.types import Question, Status
 from forage.watch.after_step import AfterStep
-from forage.watch.step import Step
+from forage.watch.step import TrainingStep
 from tests.tiny_runs import (
     FORAGE,
     assert_same_run,
@@ -77,7 +77,7 @@ def test_a_retriever_that_dies_and_returns_costs_episodes_and_not_the_run(
     after_step = AfterStep.__call__
     num_failures = 0.0
 
-    async def fail_and_return(run: AfterStep, step: Step) -> None:
+    async def fail_and_return(run: AfterStep, step: TrainingStep) -> None:
         nonlocal num_failures
         await after_step(run, step)
         failed = [

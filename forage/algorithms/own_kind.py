@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import GetCoreSchemaHandler, SerializationInfo
-from pydantic_core import CoreSchema, core_schema
+from pydantic import SerializationInfo, WrapSerializer, WrapValidator
 
 from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 from forage.algorithms.loss.loss import Loss
 from forage.errors import UserError
-from forage.settings import Own, load_by_path, models_in, written
+from forage.settings import Own, load_by_path, written
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,34 +49,44 @@ class OwnLoss(Loss):
         return found if isinstance(found, tuple) else (found, {})
 
 
+def is_own(setting: Any) -> bool:
+    """Whether this is an estimator or a loss of the user's."""
+    if not isinstance(setting, Estimator | Loss):
+        return False
+    is_built_in = type(setting).__module__.startswith("forage.algorithms.")
+    return isinstance(setting, OwnEstimator | OwnLoss) or not is_built_in
+
+
+def own_function(setting: Estimator | Loss) -> Any:
+    """The function that the setting wraps; None for a class."""
+    return setting.function if isinstance(setting, OwnEstimator | OwnLoss) else None
+
+
+def _dump(value: Any, dump_kind: Callable[[Any], Any], info: SerializationInfo) -> Any:
+    """The kind and its keys; the kind is a path in a file, the object itself in Python."""
+    if not is_own(value):
+        return dump_kind(value)
+    function = own_function(value)
+    kind = type(value) if function is None else function
+    keys = value.model_dump(mode=info.mode, exclude={"kind"} if function is None else {"function"})
+    return {"kind": written(kind) if info.mode == "json" else kind} | keys
+
+
+WRITES_OWN_KIND = WrapSerializer(_dump)
+
+
 @dataclass(frozen=True, slots=True)
 class OwnKind:
-    """Annotates a union of kinds: a section may also be of a kind of the user's own."""
+    """Reads a section whose kind is the user's own; the union of kinds reads the others."""
 
     key: str
     base: type[Estimator] | type[Loss]
     of_function: type[OwnEstimator] | type[OwnLoss]
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        built_in = tuple(models_in(source))
-
-        def dump(value: Any, dump_kind: Callable[[Any], Any], info: SerializationInfo) -> Any:
-            """Its kind and keys; the kind is a path in a file, the object itself in Python."""
-            if type(value) in built_in:
-                return dump_kind(value)
-            function = own_function(value)
-            kind = type(value) if function is None else function
-            wrapped = {"function"} if function is not None else set[str]()
-            keys = value.model_dump(mode=info.mode, exclude={"kind", *wrapped})
-            return {"kind": written(kind) if info.mode == "json" else kind} | keys
-
-        return core_schema.no_info_wrap_validator_function(
-            self._read,
-            handler(source),
-            serialization=core_schema.wrap_serializer_function_ser_schema(dump, info_arg=True),
-        )
+    @property
+    def reads(self) -> WrapValidator:
+        """Annotates the union, next to ``WRITES_OWN_KIND``."""
+        return WrapValidator(self._read)
 
     def _read(self, value: Any, read_kind: Callable[[Any], Any]) -> Any:
         kind = value.get("kind") if isinstance(value, Mapping) else value
@@ -95,8 +104,3 @@ class OwnKind:
                 f"{self.base.__module__}.{self.base.__name__}"
             )
         return found if isinstance(found, self.base) else self.of_function(function=kind)
-
-
-def own_function(setting: Estimator | Loss) -> Any:
-    """The function that the setting wraps; None for a class."""
-    return setting.function if isinstance(setting, OwnEstimator | OwnLoss) else None

@@ -7,7 +7,7 @@ docs/algorithms.md has each option's formula, paper and key.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -49,8 +49,8 @@ from forage.algorithms.loss.protection import LikelihoodProtectionConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.loss.sapo_loss import SapoLoss
 from forage.algorithms.loss.sequence_mask import SequenceMaskConfig
-from forage.algorithms.own_kind import OwnEstimator, OwnKind, OwnLoss
-from forage.settings import Frozen, kind_or, models_in
+from forage.algorithms.own_kind import WRITES_OWN_KIND, OwnEstimator, OwnKind, OwnLoss
+from forage.settings import Frozen, kind_or
 
 Advantage = Annotated[
     Grpo
@@ -69,7 +69,8 @@ Advantage = Annotated[
     | Gae,
     Field(discriminator="kind"),
     kind_or("grpo"),
-    OwnKind("algorithm.advantage", Estimator, OwnEstimator),
+    OwnKind("algorithm.advantage", Estimator, OwnEstimator).reads,
+    WRITES_OWN_KIND,
 ]
 PolicyLoss = Annotated[
     ClippedLoss
@@ -86,21 +87,14 @@ PolicyLoss = Annotated[
     | ReinforceLoss,
     Field(discriminator="kind"),
     kind_or("clipped"),
-    OwnKind("algorithm.loss", Loss, OwnLoss),
+    OwnKind("algorithm.loss", Loss, OwnLoss).reads,
+    WRITES_OWN_KIND,
 ]
 Aggregate = Annotated[
     TokenMean | TokenSum | SequenceMean | SequenceSum | Constant,
     Field(discriminator="kind"),
     kind_or("token_mean"),
 ]
-
-
-_BUILT_IN = (*models_in(Advantage), *models_in(PolicyLoss))
-
-
-def is_own(setting: Any) -> bool:
-    """Whether this is an estimator or a loss of the user's."""
-    return isinstance(setting, Estimator | Loss) and type(setting) not in _BUILT_IN
 
 
 class AlgorithmConfig(Frozen):

@@ -22,7 +22,7 @@ from forage.rollout.play.groups import Worth
 from forage.training.checkpoints.savepoints import Savepoints
 from forage.watch.collapse_guard import CollapseGuard
 from forage.watch.dashboard import Dashboard
-from forage.watch.step import Step
+from forage.watch.step import TrainingStep
 from forage.watch.step_report import StepReport
 from forage.watch.stop_signal import StopSignal
 from forage.watch.trace_file import TraceFile
@@ -39,7 +39,7 @@ class Watcher(Protocol):
         """Ends the run when it is set."""
         ...
 
-    async def see(self, step: Step) -> None:
+    async def see(self, step: TrainingStep) -> None:
         """A step is over; the next begins when this returns."""
         ...
 
@@ -69,7 +69,7 @@ class AfterStep:
         if self.config.note:
             LOG.info("%s", self.config.note)
 
-    async def __call__(self, step: Step) -> None:
+    async def __call__(self, step: TrainingStep) -> None:
         """Reports, evaluates, records, acts on alarms and saves, each on its own schedule.
 
         Raises what the guard raises, and ``UserError`` for a checkpoint that cannot be written.
@@ -103,7 +103,7 @@ class AfterStep:
         if self.trace is not None:
             self.trace.step(step.number, clock)
 
-    def _record(self, step: Step) -> None:
+    def _record(self, step: TrainingStep) -> None:
         self.records.write_groups(
             step.number,
             step.groups.played,
@@ -115,7 +115,7 @@ class AfterStep:
         step.clock.lap("record")
         self.records.write_metrics(step.number, step.metrics | step.clock.metrics())
 
-    async def _search_is_back(self, step: Step) -> None:
+    async def _search_is_back(self, step: TrainingStep) -> None:
         """Waits for search if it spoilt every episode of the step; raises ``UserError``."""
         if not any(map(self.worth.is_learnable, step.groups.episodes)):
             LOG.warning(

@@ -10,7 +10,7 @@ from forage.watch.step_report import PhaseClock
 
 
 @dataclass(slots=True)
-class Step:
+class TrainingStep:
     """What is known of a step so far; a run that only records stops after the groups."""
 
     number: int

@@ -1,10 +1,16 @@
 """Joins the queries of concurrent requests into one search, on the server's event loop.
 
-While one search runs in the search thread, requests queue; when it ends, the next search takes one
-query from each in turn (``forage.retrieval.serve.turns``) until it is full. There is no timer, so a
-lone caller is served at once, and the busier the server, the larger its batches. Identical queries
-in one search are searched once, and results are cached. The batcher also tracks whether searches
-fail. HTTP, limits and formats are left to ``forage.retrieval.serve.server``.
+Who waits for whom (``>`` waits for)::
+
+    request  > its answers: from the cache; from the running search, if that has the same query;
+               otherwise from a later one
+    search   > the search before it; one runs at a time, in the search thread
+    line     while a search runs, requests wait in line; the next one takes a query of each in
+             turn until it is full (``turns.py``)
+
+Nothing waits on a clock, so a lone caller is served at once, and the busier the server, the larger
+its batches. This file also watches whether searches fail; HTTP, limits and formats are
+``server.py``'s.
 """
 
 from __future__ import annotations
