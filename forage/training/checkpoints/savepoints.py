@@ -140,11 +140,18 @@ class Savepoints:
         if not self._learns:
             return
         await asyncio.to_thread(self.wait)
-        config, ahead = self._config, self._finished_ahead()
-        run = (config.output_dir, self._trainer, self._tokenizer, self._state(num_steps_done))
+        config = self._config
         in_background = config.trainer.checkpoint_in_background
-        options = (config.trainer.keep_checkpoints, in_background, ahead, self._memory)
-        write = await begin_checkpoint(*run, *options)
+        write = await begin_checkpoint(
+            config.output_dir,
+            self._trainer,
+            self._tokenizer,
+            self._state(num_steps_done),
+            config.trainer.keep_checkpoints,
+            in_background,
+            self._finished_ahead(),
+            self._memory,
+        )
         self._writing = self._thread.submit(self._finish, write)
         if not in_background:
             await asyncio.to_thread(self.wait)
