@@ -44,7 +44,7 @@ from forage.watch.trackers.tracker import Trackers
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RunParts:
     """What a run loads before its event loop starts, so that Ctrl-C ends the loading at once."""
 
     config: RunConfig
@@ -69,7 +69,9 @@ class Parts:
 
 
 @contextmanager
-def load_parts(config: RunConfig, replay: Sequence[Path], played: range | None) -> Iterator[Parts]:
+def load_parts(
+    config: RunConfig, replay: Sequence[Path], played: range | None
+) -> Iterator[RunParts]:
     """Loads the models and opens the records; raises ``UserError``."""
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
@@ -88,7 +90,7 @@ def load_parts(config: RunConfig, replay: Sequence[Path], played: range | None) 
         closing(open_trainer(config, places.start_ranks)) as trainer,
         RunRecords(config.output_dir, player.codec.identity(), has_tensorboard) as records,
     ):
-        yield Parts(
+        yield RunParts(
             config=config,
             played=played,
             recorded=recorded,
@@ -107,7 +109,7 @@ def load_parts(config: RunConfig, replay: Sequence[Path], played: range | None) 
 
 @asynccontextmanager
 async def open_run(
-    parts: Parts, trace: Path | None = None, watcher: Watcher | None = None
+    parts: RunParts, trace: Path | None = None, watcher: Watcher | None = None
 ) -> AsyncIterator[OpenRun]:
     """Starts the engine, goes to the newest checkpoint and waits for search; closes all of it."""
     config, trainer, stop = parts.config, parts.trainer, watcher.stop if watcher else StopSignal()
@@ -153,7 +155,7 @@ async def open_run(
 class OpenRun:
     """A run whose steps can be taken: one method for each phase of a step."""
 
-    parts: Parts
+    parts: RunParts
     stop: StopSignal
     groups: GroupSource
     weights: Publisher
@@ -230,7 +232,7 @@ class OpenRun:
 
 
 async def _restore(
-    parts: Parts,
+    parts: RunParts,
     groups: GroupSource,
     weights: Publisher,
     savepoints: Savepoints,
@@ -245,7 +247,7 @@ async def _restore(
 
 
 def _groups_in_flight(
-    parts: Parts, engine: Engine, search: SearchClient, trace: TraceFile | None
+    parts: RunParts, engine: Engine, search: SearchClient, trace: TraceFile | None
 ) -> GroupsInFlight:
     assert parts.questions is not None, "only recorded groups have no questions"
     play = partial(parts.player.play, engine=engine, search=search)
@@ -254,7 +256,7 @@ def _groups_in_flight(
     return GroupsInFlight(parts.config, parts.questions, play, parts.scorer, parts.credit)
 
 
-def _savepoints(parts: Parts, groups: GroupSource) -> Savepoints:
+def _savepoints(parts: RunParts, groups: GroupSource) -> Savepoints:
     return Savepoints(
         parts.config,
         parts.trainer,

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from forage.config.run_config import RunConfig
 from forage.errors import Stopped, UserError
-from forage.open_run import Parts, load_parts, open_run
+from forage.open_run import RunParts, load_parts, open_run
 from forage.rollout.play.recorded_groups import refuse_own_records
 from forage.training.checkpoints.run_directory import run_directory
 from forage.training.ranks.rank_processes import RankDiedError
@@ -69,7 +69,7 @@ def run_training(
         raise UserError(f"{error}; go on from the last checkpoint with --resume") from error
 
 
-async def _train(parts: Parts, trace: Path | None, watcher: Watcher | None) -> None:
+async def _train(parts: RunParts, trace: Path | None, watcher: Watcher | None) -> None:
     """The loop; a rollback of the guard sends it back to an earlier step."""
     async with open_run(parts, trace, watcher) as run:
         start = run.start

@@ -100,19 +100,14 @@ class Savepoints:
         if every step is recorded that the weights have taken; otherwise the run continues from the
         last checkpoint. A collapse, a rollback and a bug: never.
         """
-        match reason:
-            case None:
-                if not self._is_due(self.num_steps_done):
-                    await self.save(self.num_steps_done)
-            case Collapsed():
-                pass
-            case Stopped() | UserError():
-                if self._is_recorded():  # the stop may come before or after the step's own save
-                    await self.save(self.num_steps_done)
-                    # A background save ends here, where a second Ctrl-C still ends the run.
-                    await asyncio.to_thread(self.wait)
-            case _:
-                pass
+        if reason is None:
+            if not self._is_due(self.num_steps_done):
+                await self.save(self.num_steps_done)
+        elif isinstance(reason, Stopped | UserError) and not isinstance(reason, Collapsed):
+            if self._is_recorded():  # the stop may come before or after the step's own save
+                await self.save(self.num_steps_done)
+                # A background save ends here, where a second Ctrl-C still ends the run.
+                await asyncio.to_thread(self.wait)
 
     def _is_due(self, num_steps_done: int) -> bool:
         return num_steps_done % self._config.trainer.checkpoint_every == 0
