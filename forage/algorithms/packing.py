@@ -33,8 +33,8 @@ _COLUMNS = (
 
 
 def uncredited(episode: Episode) -> Credited:
-    """An episode before any stage: no advantage, full weight, the sampler's log-probabilities."""
-    assert episode.is_trainable, "only one sequence of tokens that were sampled as such is trained"
+    """A freshly played episode: no advantage, full weight, the sampler's log-probabilities."""
+    assert episode.is_trainable, "only tokens recorded as sampled can be trained"
     logprobs_M = torch.tensor(
         [p for segment in episode.segments for p in segment.logprobs_T], dtype=torch.float32
     )
@@ -52,7 +52,7 @@ def uncredited(episode: Episode) -> Credited:
 
 
 def contexts(each: Credited) -> list[Credited]:
-    """An episode as the sequences that it was sampled in, each with its own tokens' numbers.
+    """An episode as the sequences it was sampled in, each with its own tokens' numbers.
 
     One sequence, itself, unless its context was folded. Every sampled token is in exactly one.
     """
@@ -178,7 +178,7 @@ def sequence_numbers(packed: Packed) -> Tensor:
 
 
 def lay(credited: Sequence[Credited]) -> Rows:
-    """One micro-batch of these episodes, in their order; what is rejected counts as not sampled."""
+    """One micro-batch of these episodes, in order; rejected tokens count as not sampled."""
     segments = [segment for each in credited for segment in each.episode.segments]
     turns = [segment for segment in segments if segment.origin is Origin.SAMPLED]
     logprobs = [logprob for turn in turns for logprob in turn.logprobs_T]

@@ -95,7 +95,7 @@ class Estimator(Frozen):
     """The settings of an estimator, its formula, and what it declares."""
 
     plays_greedy: ClassVar[bool] = False
-    """Whether one more episode of each question is played greedily."""
+    """Whether each question gets an additional greedy episode."""
     extra: ClassVar[ExtraColumn | None] = None
     """A column that it reads and no other does, which takes a forward pass."""
 

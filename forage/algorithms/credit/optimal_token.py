@@ -39,7 +39,7 @@ def token_energies(logprobs_M: Tensor, collisions_M: Tensor) -> Tensor:
 
 
 class OptimalToken(TurnRewards):
-    """What is still earned from a token on, less the group's mean weighted by energy."""
+    """The return from a token on, minus the group's energy-weighted mean."""
 
     kind: Literal["optimal_token"] = "optimal_token"
     extra: ClassVar[ExtraColumn | None] = ExtraColumn(ENERGIES, collision, token_energies)
@@ -68,7 +68,7 @@ def optimal_token_advantages(
     energies_GM: Sequence[Sequence[float]],
     learns_tail: bool,
 ) -> list[list[float]]:
-    """Returns less the group's mean at the same token, weighted by the energy summed up to there.
+    """Returns minus the group's mean at the same token, weighted by the energy summed up to it.
 
     Observation tokens do not count. Source: https://arxiv.org/abs/2602.07078.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CispoLoss(Loss):
-    """REINFORCE weighted by a clipped ratio that takes no gradient."""
+    """REINFORCE weighted by a clipped, detached ratio."""
 
     kind: Literal["cispo"] = "cispo"
     low: float = Field(default=0.2, gt=0, le=1)

@@ -1,9 +1,9 @@
-"""Clip-Cov and KL-Cov: the few tokens that would take most of the entropy have their gradient
-dropped at random (Clip-Cov) or penalised by a KL term (KL-Cov).
+"""Clip-Cov and KL-Cov: bounds on the few tokens that would cost the most entropy.
 
-They are selected once for all tokens of an optimizer step, with the log-probabilities of the policy
-that its ratios are taken to, so that packing into micro-batches changes nothing. The paper uses the
-current policy instead, and leaves out tokens that the clip has stopped.
+Their gradient is dropped at random (Clip-Cov) or penalised by a KL term (KL-Cov). The tokens are
+selected once per optimizer step over all its tokens, from the log-probabilities that the ratios
+refer to, regardless of micro-batches. The paper uses the current policy and excludes clipped
+tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IS_SELECTED = "is_selected_M"
 
 
 class ClipCovLoss(Loss):
-    """PPO's clip, and none of the gradient for some high-covariance tokens (2505.22617)."""
+    """PPO's clip, and no gradient for some high-covariance tokens (2505.22617)."""
 
     kind: Literal["clip_cov"] = "clip_cov"
     low: float = Field(default=0.2, gt=0, le=1)
@@ -54,7 +54,7 @@ class ClipCovLoss(Loss):
     def mark(self, credited: Sequence[Credited]) -> list[Credited]:
         """Selects the tokens of an optimizer step that lose their gradient.
 
-        The draw repeats when a resumed run learns from the same episodes again. Source:
+        A resumed run that learns from the same episodes draws the same tokens. Source:
         https://arxiv.org/abs/2505.22617, section 4.2.
         """
         import torch  # so that the settings load without torch
@@ -75,7 +75,7 @@ class ClipCovLoss(Loss):
 
 
 class KlCovLoss(Loss):
-    """No clip; a divergence for the tokens of highest covariance (2505.22617)."""
+    """No clip; a KL term for the tokens of highest covariance (2505.22617)."""
 
     kind: Literal["kl_cov"] = "kl_cov"
     share: float = Field(default=2e-4, gt=0, le=1)
@@ -97,7 +97,7 @@ class KlCovLoss(Loss):
 
 
 def covariances(credited: Sequence[Credited]) -> Tensor:
-    """(log p - mean log p) (A - mean A) of each token that is learnt [M], means over all of them.
+    """(log p - mean log p) (A - mean A) of each trained token [M], with means over all of them.
 
     p is the policy that the ratios refer to. Entropy falls by their mean. Source:
     https://arxiv.org/abs/2505.22617, equation 10.
@@ -119,7 +119,7 @@ def _is_selected(tokens: Tokens) -> Tensor:
 
 def _marked(credited: Sequence[Credited], numbers: Tensor) -> list[Credited]:
     """The episodes with these of all their trained tokens selected."""
-    import torch  # the settings are read without it
+    import torch  # so that the settings load without torch
 
     is_kept_M = torch.cat([each.is_kept_M for each in credited])
     is_selected_M = torch.zeros_like(is_kept_M)
@@ -136,7 +136,7 @@ def clip_cov_loss(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Metrics]:
-    """The clipped surrogate; selected tokens give 0.
+    """The clipped surrogate, with 0 for the selected tokens.
 
     Source: https://arxiv.org/abs/2505.22617, section 4.2.
     """
@@ -154,7 +154,7 @@ def kl_cov_loss(
     is_selected_M: Tensor,
     coefficient: float,
 ) -> tuple[Tensor, Metrics]:
-    """-r A, and ``coefficient`` |log r| more for selected tokens.
+    """-r A, plus ``coefficient`` |log r| for the selected tokens.
 
     Source: https://arxiv.org/abs/2505.22617, section 4.2.
     """

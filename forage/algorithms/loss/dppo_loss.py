@@ -18,7 +18,7 @@ _TINY = 1e-8
 
 
 class DppoTvLoss(Loss):
-    """REINFORCE without tokens that moved too far, by total variation (2602.04879)."""
+    """REINFORCE without tokens that moved too far in total variation (2602.04879)."""
 
     kind: Literal["dppo_tv"] = "dppo_tv"
     low: float = Field(default=0.15, gt=0, le=1)
@@ -37,7 +37,7 @@ class DppoTvLoss(Loss):
 
 
 class DppoKlLoss(Loss):
-    """REINFORCE without tokens that moved too far, by divergence (2602.04879)."""
+    """REINFORCE without tokens that moved too far in KL divergence (2602.04879)."""
 
     kind: Literal["dppo_kl"] = "dppo_kl"
     low: float = Field(default=0.05, gt=0)

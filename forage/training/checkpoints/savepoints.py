@@ -103,11 +103,12 @@ class Savepoints:
         if reason is None:
             if not self._is_due(self.num_steps_done):
                 await self.save(self.num_steps_done)
-        elif isinstance(reason, Stopped | UserError) and not isinstance(reason, Collapsed):
-            if self._is_recorded():  # the stop may come before or after the step's own save
-                await self.save(self.num_steps_done)
-                # A background save ends here, where a second Ctrl-C still ends the run.
-                await asyncio.to_thread(self.wait)
+            return
+        is_kept = isinstance(reason, Stopped | UserError) and not isinstance(reason, Collapsed)
+        if is_kept and self._is_recorded():  # the stop may come before or after the step's own save
+            await self.save(self.num_steps_done)
+            # A background save ends here, where a second Ctrl-C still ends the run.
+            await asyncio.to_thread(self.wait)
 
     def _is_due(self, num_steps_done: int) -> bool:
         return num_steps_done % self._config.trainer.checkpoint_every == 0
