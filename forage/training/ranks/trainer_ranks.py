@@ -72,7 +72,7 @@ class TrainerRanks:
         """Starts the ranks; raises ``UserError`` if they cannot load or shard their models."""
         attention.install(model)
         self.model = model
-        """A copy for the engine in this process, or the modules without weights."""
+        """A copy for the in-process engine, or the modules without weights."""
         self._config = config
         self._has_copy = not config.placement.has_server
         self._lock = threading.Lock()
