@@ -20,7 +20,7 @@ from forage.cluster.places import LocalPlaces, RayPlaces, open_places
 from forage.config.run_config import RunConfig
 from forage.data.order import StepQuestions, questions_of_run
 from forage.evaluation.along_training import TrainingEvaluation
-from forage.hardware import loaded_objects_spared
+from forage.hardware import loaded_objects_frozen
 from forage.publish import Publisher, open_sampling
 from forage.records import RunRecords, read_metrics
 from forage.retrieval.client.client import SearchClient
@@ -131,7 +131,7 @@ async def open_run(
             await stop.or_stop(stack.enter_async_context(parts.scorer))
             await stop.or_stop(search.wait_until_ready(config.data.index))
             await stop.or_stop(parts.evaluation.open(engine, search, stack))
-        stack.enter_context(loaded_objects_spared(collects_old=False))
+        stack.enter_context(loaded_objects_frozen(collects_old=False))
         after_step = AfterStep(
             config=config,
             engine=engine,

@@ -119,6 +119,6 @@ class AfterStep:
         """Waits for search if it spoilt every episode of the step; raises ``UserError``."""
         if not any(map(self.worth.is_learnable, step.groups.episodes)):
             LOG.warning(
-                "every episode of step %d met a failed search; waiting for search", step.number
+                "a search failed in every episode of step %d; waiting for search", step.number
             )
             await self.search.wait_until_ready(self.config.data.index)
