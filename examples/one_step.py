@@ -54,7 +54,7 @@ def settings(world: Path) -> RunConfig:
             "model": {"path": str(Path(forage.__file__).parent / "warm" / "model")},
             "data": {"train": str(world / "train.jsonl"), "test": str(world / "test.jsonl")},
             "environment": {"prompt": "brief", "max_turns": 2, "max_turn_tokens": 40},
-            "search": {"url": search, "topk": 2},
+            "search": {"kind": "function", "path": search, "topk": 2},
             "reward": {"structure_score": 0.2, "final_format_score": 0.1, "search_cost": 0.05},
             "trainer": {"num_steps": 1, "questions_per_step": 3, "group_size": 4},
         }

@@ -84,7 +84,7 @@ LINE_BUDGETS = {
     "training": 7_900,
     "viewer": 3_600,
     # The step as a value (step.py).
-    "watch": 1_520,
+    "watch": 1_521,
 }
 # Imports under TYPE_CHECKING that would close a cycle between files if they ran.
 TYPE_CYCLES = {
