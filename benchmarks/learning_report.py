@@ -28,10 +28,10 @@ HEAD = (
     "EM at the target's step",
     "EM at the end",
     "episodes to the target",
-    "times the target's",
-    "within twice",
+    "relative to the target",
+    "within twice the episodes",
     "searches",
-    "minutes of one core",
+    "minutes on one core",
 )
 DETAILS = {
     "loss/clip_fraction": "clipped {:.2%} of tokens",
@@ -159,7 +159,7 @@ def missing(by_name: dict[str, list[Curve]], names: Sequence[str], num_seeds: in
         absent = [name for name in names if name not in there]
         if absent:
             parts.append(f"seed {seed}: {'all' if not there else '; '.join(absent)}")
-    return "Nothing is missing." if not parts else f"Not run: {'. '.join(parts)}."
+    return "All trials have been run." if not parts else f"Not run: {'. '.join(parts)}."
 
 
 def tables(by_name: dict[str, list[Curve]], names: Sequence[str], num_seeds: int) -> str:
