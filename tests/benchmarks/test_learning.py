@@ -187,7 +187,7 @@ def test_what_has_not_been_run_is_named():
     assert (
         missing(by_name, names, 3) == "Not run: seed 0: late. seed 1: default; late. seed 2: all."
     )
-    assert missing(by_name, [DEFAULT], 1) == "Nothing is missing."
+    assert missing(by_name, [DEFAULT], 1) == "All trials have been run."
 
 
 def test_tables_replace_those_that_stood_between_the_marks_of_a_page():
