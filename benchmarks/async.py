@@ -1,14 +1,14 @@
-"""What a staleness of one step gains where searches are slow: S = 1 against S = 0, run in turns.
+"""Speedup from one step of staleness with slow searches: interleaved runs with S = 1 and S = 0.
 
     make vllm
     python benchmarks/async.py --out runs/async --steps 8 --pairs 3
 
 The demo's recipe from the shipped warm start with a real vLLM server, or with ``--engine torch``.
-Each search waits first: 300 ms in the median, with a heavy tail (log-normal, sigma 1: one of a
-hundred waits 3 s). The runs of a pair have the same seed and the same number of episodes. Printed
-for each: episodes a second, seconds by phase, what the processor was used for, and the exact match
-of a greedy evaluation at the end. Neither the first step counts nor the last: the first of S = 1
-plays two steps, and beside the last nothing is played ahead.
+Each search first waits 300 ms in the median, with a heavy tail (log-normal, sigma 1: one in a
+hundred waits 3 s). The runs of a pair have the same seed and the same number of episodes. The
+script prints for each run the episodes per second, the seconds per phase, what used the processor,
+and the exact match of a greedy evaluation at the end. Neither the first step counts nor the last:
+the first step of S = 1 plays two steps, and during the last one nothing is played ahead.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ PACKAGE = Path(forage.__file__).parent
 MEDIAN_S, SIGMA, LONGEST_S = 0.3, 1.0, 10.0
 PHASES = ("rollout", "train", "publish", "record")
 CONSTANT_RATE = {"learning_rate": 5e-5, "final_learning_rate_ratio": 1.0}
-"""The rate of the runs in scale.md: with the demo's, a run of another length has other rates."""
+"""The rate of the runs in scale.md. The demo's rate depends on the length of the run."""
 
 
 class SlowSearchClient(SearchClient):
-    """Each search waits before it is sent."""
+    """Delays each search before sending it."""
 
     waits = random.Random(0)
 
@@ -61,7 +61,7 @@ class SlowSearchClient(SearchClient):
 
 
 def config_of(args: argparse.Namespace, name: str, seed: int, **placement: Any) -> RunConfig:
-    """The demo's recipe; ``name`` is the run's directory."""
+    """The demo's recipe for the run in directory ``name``."""
     tree: dict[str, Any] = yaml.safe_load((PACKAGE / "commands" / "demo.yaml").read_text())
     tree |= {"seed": seed, "output_dir": str(args.out / name), "placement": placement}
     tree |= {"model": {"path": str(PACKAGE / "warm" / "model")}}
@@ -85,7 +85,7 @@ def config_of(args: argparse.Namespace, name: str, seed: int, **placement: Any) 
 
 @contextmanager
 def serving(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """``placement`` of all runs: one server for them all, so that none pays for its start."""
+    """``placement`` of all runs: one server for all of them, so that none pays for its start."""
     if args.engine == "torch":
         yield {}
         return
@@ -102,7 +102,7 @@ def serving(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 class Processor:
-    """Looks at the end of each step how long the processor has worked, and for whom."""
+    """Records after each step how long the processor has worked, and for which program."""
 
     def __init__(self) -> None:
         self.stop = StopSignal()
@@ -119,7 +119,7 @@ class Processor:
         self._seen.append(seconds)
 
     def shares(self, num_steps: int) -> dict[str, float]:
-        """Processor seconds a step by program, of the steps but the first and the last."""
+        """Processor seconds per step by program, over all steps but the first and the last."""
         first, last = self._seen[0], self._seen[num_steps]
         return {name: (last[name] - first.get(name, 0.0)) / num_steps for name in last}
 
@@ -135,9 +135,9 @@ def _all_worked() -> float:
 
 
 def run_once(config: RunConfig) -> tuple[float, float, dict[str, float], dict[str, float]]:
-    """Episodes a second, the exact match at the end, and seconds a step: by phase, of processors.
+    """Episodes per second, the exact match at the end, seconds per step by phase and by program.
 
-    Without the first step and the last.
+    The first and the last step do not count.
     """
     SlowSearchClient.waits.seed(config.seed)
     processor = Processor()
@@ -164,7 +164,9 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, default=2000)
     args = parser.parse_args()
     if args.steps < 3:
-        parser.error(f"--steps is {args.steps}: without the first and the last there has to be one")
+        parser.error(
+            f"--steps is {args.steps}: it must be 3 or more, as the first and last do not count"
+        )
     world = args.out / "world"
     if not world.exists():
         write_world(world, args.world_size, seed=0)
@@ -182,8 +184,8 @@ def main() -> None:
                 speed, em, phases, processor = run_once(build_config(tree, source=name))
                 speeds[staleness] = speed
                 print(f"pair {pair}, S = {staleness}: {speed:.2f} episodes/s, EM {em:.3f}")
-                print(f"    a step: {listed(phases)}; load average {os.getloadavg()[0]:.1f}")
-                print(f"    of processors: {listed(processor)}", flush=True)
+                print(f"    per step: {listed(phases)}; load average {os.getloadavg()[0]:.1f}")
+                print(f"    by processor time: {listed(processor)}", flush=True)
             ratios.append(speeds[1] / speeds[0])
             print(f"pair {pair}: S = 1 is {ratios[-1]:.2f} times S = 0", flush=True)
     print(f"median of {args.pairs} pairs: {median(ratios):.2f}")

@@ -1,8 +1,8 @@
-"""Processor time of a BM25 search over a million rows: MaxScore against adding up every column.
+"""Processor time of a BM25 search over a million rows: MaxScore compared with adding every column.
 
-Columns are random, of the sizes that words have in text (in nine of ten passages down to five
-passages), with scores by the formula from random counts and lengths. No text is read, so this runs
-in seconds; ``bm25_engines.py`` is the measurement on passages. Both ways have to agree to the bit.
+The columns are random, with the sizes that words have in text (from nine in ten passages down to
+five passages), and scores by the formula from random counts and lengths. No text is read, so this
+takes seconds; ``bm25_engines.py`` measures on passages. Both methods must agree to the bit.
 
     python benchmarks/bm25_columns.py
 """
@@ -22,10 +22,10 @@ NUM_PASSAGES = (900_000, 500_000, 300_000, 100_000, 30_000, 10_000, 3_000, 1_000
 QUERIES = {
     "two rare words, common ones": (0, 1, 9, 2, 4, 8),
     "one rare word, common ones": (0, 1, 2, 10),
-    "words of 3,000 to 30,000, common ones": (0, 1, 2, 4, 5, 6),
-    "words of 1,000 to 100,000, one common": (0, 3, 4, 7),
-    "a word of 100,000, common ones": (0, 1, 2, 3),
-    "common words alone": (0, 1, 2),
+    "words in 3,000 to 30,000 rows, common ones": (0, 1, 2, 4, 5, 6),
+    "words in 1,000 to 100,000 rows, one common": (0, 3, 4, 7),
+    "a word in 100,000 rows, common ones": (0, 1, 2, 3),
+    "common words only": (0, 1, 2),
 }
 NUM_REPEATS = 9
 
@@ -53,7 +53,7 @@ class Corpus:
         )
 
     def add_up(self, terms: Sequence[int], topk: int) -> tuple[np.ndarray, np.ndarray]:
-        """Every column whole, in the order of the query."""
+        """Adds up every column, in the order of the query."""
         sums = np.zeros(self.num_rows, dtype=np.float32)
         for term in terms:
             sums[self.rows[term]] += self.scores[term]
@@ -66,7 +66,7 @@ class Corpus:
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """The median processor time, which other programs blur less than the clock."""
+    """The median processor time, which other programs affect less than elapsed time."""
     times: list[float] = []
     for _ in range(NUM_REPEATS):
         started = time.process_time()
@@ -85,7 +85,7 @@ def main() -> None:
         for topk in (3, 100):
             found, whole = corpus.columns.best(terms, topk), corpus.add_up(terms, topk)
             for ours, theirs in zip(found, whole, strict=True):
-                assert np.array_equal(ours, theirs), f"{name}: the two ways differ"
+                assert np.array_equal(ours, theirs), f"{name}: the two methods differ"
             fast = milliseconds(lambda t=terms, k=topk: corpus.columns.best(t, k))
             slow = milliseconds(lambda t=terms, k=topk: corpus.add_up(t, k))
             print(f"| {name} | {topk} | {fast:.2f} ms | {slow:.2f} ms | {slow / fast:.1f} |")

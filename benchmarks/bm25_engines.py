@@ -1,15 +1,15 @@
-"""Engines for BM25 over passages of real length: speed, memory, build time, agreement.
+"""BM25 engines on passages of realistic length: speed, memory, build time, agreement.
 
-The passages are made of five articles of the generated encyclopedia each, about seventy words; the
-queries are its questions. Every engine is built and searched in processes of its
-own, in turns, on the same passages:
+Each passage joins five articles of the generated encyclopedia, about seventy words; the queries are
+the encyclopedia's questions. Every engine is built and searched in separate processes, interleaved,
+on the same passages:
 
 - forage: the columns of scores that bm25s writes, searched by ``forage.retrieval.words.bm25``.
 - bm25s: the same files, memory-mapped, searched by bm25s with numpy or with numba.
 - tantivy: on disk, with dynamic pruning; its k1 and b are fixed at 1.2 and 0.75.
 
-Agreement is with Lucene's formula, every row scored in float64 (from the exact lengths), k1 and b
-those of the engine: the share of queries whose first ten scores are the formula's.
+Agreement is the share of queries whose first ten scores equal those of Lucene's formula, with every
+row scored in float64 (from the exact lengths) and the engine's k1 and b.
 
     python benchmarks/bm25_engines.py --passages 1000000 --out DIR
     python benchmarks/bm25_engines.py --passages 10000 --out DIR           # small
@@ -54,7 +54,7 @@ Search = Callable[[Sequence[str], int], list[list[Row]]]
 
 
 def joined_passages(out: Path, num_passages: int) -> Iterator[Passage]:
-    """Passages of five articles, from as many generated worlds as are needed (kept in ``out``)."""
+    """Passages of five articles, from as many generated worlds as needed (kept in ``out``)."""
     made = 0
     for seed in range(num_passages * ARTICLES_A_PASSAGE // WORLD_SIZE + 1):
         size = min(WORLD_SIZE, (num_passages - made) * ARTICLES_A_PASSAGE)
@@ -84,7 +84,7 @@ def build_forage(corpus: Path, directory: Path, k1: float = 0.9, b: float = 0.4)
 
 
 def build_tantivy(corpus: Path, directory: Path) -> None:
-    """The text is cut into words by us, so that all engines index the same ones."""
+    """Indexes with tantivy. We split the text into words, so all engines index the same words."""
     import tantivy
 
     directory.mkdir()
@@ -158,7 +158,7 @@ BUILDERS = {"forage": build_forage, "tantivy": build_tantivy}
 
 
 def built(engine: str) -> str:
-    """Which build an engine searches."""
+    """The name of the build that an engine searches."""
     return "tantivy" if engine == "tantivy" else "forage"
 
 
@@ -172,7 +172,7 @@ def timed_build(engine: str, corpus: Path, directory: Path) -> tuple[float, int]
 def timed_search(
     engine: str, directory: Path, queries: list[str], deep: list[str], num_rounds: int
 ) -> dict[str, Any]:
-    """Start, memory and speed of an engine in this process, and its first ten for ``deep``."""
+    """Startup, memory and speed of an engine in this process, and its first ten for ``deep``."""
     started = time.perf_counter()
     search = OPENERS[engine](directory)
     start_s = time.perf_counter() - started
@@ -181,7 +181,7 @@ def timed_search(
     for _ in range(num_rounds):
         for num_threads, found in rates.items():
             parts = [queries[number::num_threads] for number in range(num_threads)]
-            # bm25s and ours search on one thread; a second opening stands for a second process.
+            # bm25s and ours search on one thread; a second opening simulates a second process.
             searches = [search, *(OPENERS[engine](directory) for _ in parts[1:])]
             started = time.perf_counter()
             with ThreadPoolExecutor(num_threads) as threads:
@@ -209,7 +209,7 @@ def _status(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise AssertionError(f"Linux says {name}")
+    raise AssertionError(f"/proc/self/status has no {name}")
 
 
 def formula(corpus: Path, queries: Sequence[str]) -> dict[str, list[np.ndarray]]:
@@ -248,7 +248,7 @@ def formula(corpus: Path, queries: Sequence[str]) -> dict[str, list[np.ndarray]]
 
 
 def agreement(found: Sequence[Sequence[Row]], expected: Sequence[np.ndarray]) -> float:
-    """The share of queries whose scores are the formula's, rank by rank, to 1e-4."""
+    """The share of queries whose scores equal the formula's, rank by rank, to 1e-4."""
     same = [
         np.allclose([score for _, score in hits], best[: len(hits)], rtol=1e-4)
         for hits, best in zip(found, expected, strict=True)
@@ -260,7 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--passages", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=1000)
-    parser.add_argument("--deep", type=int, default=100, help="queries held to the formula")
+    parser.add_argument("--deep", type=int, default=100, help="queries compared with the formula")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", nargs="+", choices=OPENERS, default=list(OPENERS))
     parser.add_argument("--out", type=Path, required=True, help="for passages and indexes; kept")
@@ -290,7 +290,7 @@ def main() -> None:
             seconds, peak = pool.apply(timed_build, (engine, corpus, directory))
         disk = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
         print(
-            f"build {engine}: {seconds:.0f} s, peak {peak / 1e9:.2f} GB, {disk / 1e9:.2f} GB of "
+            f"build {engine}: {seconds:.0f} s, peak {peak / 1e9:.2f} GB, {disk / 1e9:.2f} GB on "
             f"disk",
             flush=True,
         )

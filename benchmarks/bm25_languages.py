@@ -1,4 +1,4 @@
-"""Recall of the gold passage by BM25's analyzers: plain words, words by script, the language's own.
+"""Recall of the gold passage with BM25's analyzers: ``plain``, ``any`` and the language's own.
 
 Takes SQuAD files (XQuAD in any of its languages) and folders with ``corpus.jsonl`` and
 ``dev.jsonl`` (``question``, ``gold_passage_ids``).
@@ -41,7 +41,7 @@ def read_task(path: Path) -> tuple[list[str], list[tuple[str, set[int]]]]:
 
 
 def measure(path: Path, language: str) -> str:
-    """A line of the table: recall at ``DEPTHS``, then passages added and questions a second."""
+    """A line of the table: recall at ``DEPTHS``, then passages added and questions per second."""
     texts, asked = read_task(path)
     builder = BM25Builder(0.9, 0.4, language)
     started = time.process_time()

@@ -1,9 +1,9 @@
-"""What it costs that a corpus line keeps its other fields: the index, the build, a request.
+"""The cost of keeping a corpus line's other fields: in the index, the build and a request.
 
-One corpus is written twice, as Wiki-18 is (``id`` and ``contents``) and with an address, a date, a
-number and a list beside them. Both are indexed with BM25 and served over HTTP, by this checkout
-and, where one is named, by another (of before, say) over the same indexes. Everything takes turns;
-only ratios within a run mean something.
+One corpus is written twice: as in Wiki-18 (``id`` and ``contents``), and with an address, a date, a
+number and a list as well. Both are indexed with BM25 and served over HTTP over the same indexes, by
+this checkout and, if one is named, by another (of an earlier commit, say). All measurements are
+interleaved; only ratios within a run are meaningful.
 
     python benchmarks/corpus_fields.py --passages 50000 --before OTHER_CHECKOUT
 """
@@ -54,10 +54,10 @@ def write_corpora(folder: Path, num_passages: int) -> dict[str, Path]:
 
 
 def build_in_turns(corpora: dict[str, Path], folder: Path, num_rounds: int) -> dict[str, Path]:
-    """Seconds of each build, then size; gives the indexes."""
+    """Builds the indexes in turns, prints the seconds and sizes, and returns the indexes."""
     indexes = {name: folder / f"{name}-index" for name in corpora}
     seconds: dict[str, list[float]] = {name: [] for name in corpora}
-    build_index(corpora["bare"], indexes["bare"], show_progress=False)  # imports are no build
+    build_index(corpora["bare"], indexes["bare"], show_progress=False)  # loads the imports
     for _ in range(num_rounds):
         for name, corpus in corpora.items():
             started = time.process_time()
@@ -67,7 +67,7 @@ def build_in_turns(corpora: dict[str, Path], folder: Path, num_rounds: int) -> d
         files = {path.name: path.stat().st_size for path in index.iterdir()}
         print(
             f"{name}: corpus {corpora[name].stat().st_size:,} bytes, index "
-            f"{sum(files.values()):,}, of them lines {files['corpus.jsonl']:,}; build "
+            f"{sum(files.values()):,}, of which corpus lines {files['corpus.jsonl']:,}; build "
             f"{statistics.median(seconds[name]):.2f} s of processor time"
         )
     ratios = [f / b for f, b in zip(seconds["fields"], seconds["bare"], strict=True)]
@@ -77,7 +77,7 @@ def build_in_turns(corpora: dict[str, Path], folder: Path, num_rounds: int) -> d
 
 @contextmanager
 def serving(checkout: Path, index: Path) -> Iterator[str]:
-    """``forage serve`` of a checkout, without a cache."""
+    """``forage serve`` from a checkout, without a cache."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -105,7 +105,7 @@ def serving(checkout: Path, index: Path) -> Iterator[str]:
 
 
 def ask(url: str, queries: list[str], topk: int) -> tuple[float, int]:
-    """Milliseconds and bytes of a reply."""
+    """Milliseconds and bytes of one reply."""
     body = json.dumps({"queries": queries, "topk": topk, "return_scores": True}).encode()
     request = urllib.request.Request(f"{url}/retrieve", body, {"Content-Type": "application/json"})
     started = time.perf_counter()
@@ -115,7 +115,7 @@ def ask(url: str, queries: list[str], topk: int) -> tuple[float, int]:
 
 
 def ask_in_turns(urls: dict[str, str], queries: list[str], num_rounds: int) -> None:
-    """Each size of request to each server in turn; medians, and ratios to the first server."""
+    """Sends each size of request to each server in turn; prints medians and ratios to the first."""
     first = next(iter(urls))
     for size, topk in ((1, 3), (64, 3), (64, 100)):
         taken: dict[str, list[float]] = {name: [] for name in urls}
@@ -138,10 +138,10 @@ def _all(ratios: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a corpus line's fields cost.")
+    parser = argparse.ArgumentParser(description="The cost of a corpus line's fields.")
     add = parser.add_argument
     add("--passages", type=int, default=50_000, help="passages of the corpus")
-    add("--before", type=Path, help="another checkout, whose server is asked in turns with ours")
+    add("--before", type=Path, help="another checkout, whose server is measured in turns with ours")
     add("--builds", type=int, default=3, help="builds of each index")
     add("--rounds", type=int, default=200, help="requests of each size to each server")
     args = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Run the demo for several seeds and put the figures that matter side by side.
+"""Runs the demo for several seeds and tabulates the main figures.
 
     python benchmarks/demo.py --seeds 0 1 2 --out runs/seeds
 
-A seed whose run is already there is read and not run again.
+A seed that has already been run is read, not run again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def row(out: Path, seed: int) -> str:
 
 
 def sampled_cells(out: Path) -> list[str]:
-    """avg@4 and pass@4 of four episodes a question at temperature 1, before and after."""
+    """avg@4 and pass@4 of four episodes per question at temperature 1, before and after."""
     before, after = (
         read(out / "evaluation" / f"{label}-sampled.json").arms["normal"].overall
         for label in ("before", "after")

@@ -1,17 +1,18 @@
-"""Memory, start-up and recall of the FAISS backends on vectors that behave like those of text.
+"""Memory, startup and recall of the FAISS backends on vectors that behave like those of text.
 
-The vectors (see ``clustered``): topics of unequal size (Zipf), pages within them that hold eight
-passages on average, and each passage's own part, all with a spectrum that falls off. A query is the
-vector of a passage plus noise, as a question is near its paragraph, then near others of the page.
-The weights were chosen by comparison with MiniLM's vectors of 4,818 real sentences and questions,
-searched with 1,190 real questions (generated ones in brackets, same number, 384 dimensions): score
-of the first, third and twentieth hit 0.67, 0.51, 0.33 (0.72, 0.48, 0.30), gap between the third and
-the fourth 0.019 (0.013), effective dimensions 140 (about 100), recall@3 of 8 bits 0.996 (0.991).
+The vectors (see ``clustered``) consist of topics of unequal size (Zipf), pages within them with
+eight passages on average, and each passage's own part, all with a decaying spectrum. A query is the
+vector of a passage plus noise: like a question, it is near its paragraph, then near others of the
+page. The weights were chosen by comparison with MiniLM's vectors of 4,818 real sentences and
+questions, searched with 1,190 real questions (generated ones in brackets, same number, 384
+dimensions): score of the first, third and twentieth hit 0.67, 0.51, 0.33 (0.72, 0.48, 0.30), gap
+between the third and the fourth 0.019 (0.013), effective dimensions 140 (about 100), recall@3 of
+8 bits 0.996 (0.991).
 
-Each backend is built from the same vectors on disk and searched in a process of its own, through
-the backend that a server uses (the encoder replaced by a table). RAM counts the process's private
-memory and the pages of the mapped index file; pages of vectors that re-scoring read are counted
-apart, since they are the page cache's, which drops them when memory is wanted.
+Each backend is built from the same vectors on disk and searched in a separate process, through the
+backend that a server uses (with a table instead of the encoder). RAM counts the process's private
+memory and the pages of the mapped index file. Pages of vectors read by re-scoring are counted
+separately: they belong to the page cache, which drops them when memory is needed.
 
     python benchmarks/dense_memory.py --rows 1000000 --dimension 768 --out DIR
     python benchmarks/dense_memory.py --rows 4000000 --dimension 768 --out DIR --no-recall
@@ -88,7 +89,7 @@ class Result:
 
 
 class Table:
-    """An encoder whose texts are the numbers of its vectors."""
+    """An encoder that looks vectors up: each text is the number of its vector."""
 
     def __init__(self, vectors_BD: np.ndarray) -> None:
         self._vectors = vectors_BD
@@ -118,7 +119,7 @@ class Table:
 
 
 def clustered(num_rows: int, dimension: int, seed: int) -> np.ndarray:
-    """Unit vectors float32 [B, D] in pages of 8 on average; rows of a page follow each other."""
+    """Unit vectors float32 [B, D] in pages of 8 on average; rows of a page are consecutive."""
     fixed, rng = np.random.default_rng(0), np.random.default_rng((1, seed))
     common = _directions(fixed, 1, dimension)
     topics = _directions(fixed, NUM_TOPICS, dimension)
@@ -143,7 +144,7 @@ def _directions(rng: np.random.Generator, num_rows: int, dimension: int) -> np.n
 
 
 def write_vectors(directory: Path, num_rows: int, dimension: int) -> VectorShards:
-    """float16 shards, one seed each; those that are there are kept."""
+    """float16 shards, one seed each; existing shards are kept."""
     layout = ShardLayout(
         num_rows=num_rows, dimension=dimension, dtype="float16", rows_per_shard=16_384
     )
@@ -154,7 +155,7 @@ def write_vectors(directory: Path, num_rows: int, dimension: int) -> VectorShard
 
 
 def make_queries(vectors: VectorShards, num_queries: int) -> np.ndarray:
-    """Vectors of passages, turned away by noise of half to one and a half their length."""
+    """Vectors of passages, rotated by noise of half to one and a half their length."""
     rng = np.random.default_rng(2)
     rows = rng.integers(len(vectors), size=num_queries)
     length = rng.uniform(0.5, 1.5, size=(num_queries, 1)).astype(np.float32)
@@ -164,7 +165,7 @@ def make_queries(vectors: VectorShards, num_queries: int) -> np.ndarray:
 
 
 def build(directory: Path, settings: FaissSettings, path: Path) -> tuple[float, int]:
-    """Seconds and peak bytes of building, in this process."""
+    """Seconds and peak bytes of a build in this process."""
     vectors = open_vectors(directory)
     started = time.perf_counter()
     build_faiss(vectors, settings, path)
@@ -174,10 +175,10 @@ def build(directory: Path, settings: FaissSettings, path: Path) -> tuple[float, 
 def search(
     directory: Path, settings: FaissSettings, path: Path, queries: np.ndarray
 ) -> tuple[float, float, int, int, int, float, list[list[int]]]:
-    """Start, memory and answers of the backend, in this process.
+    """Startup, memory and answers of the backend in this process.
 
-    A mapped index is served as soon as it is open; an exhaustive search then reads the whole file,
-    from disk where it is not in the page cache.
+    A mapped index is ready as soon as it is open; an exhaustive search then reads the whole file,
+    from disk unless it is in the page cache.
     """
     before = private_bytes()
     started = time.perf_counter()
@@ -201,7 +202,7 @@ def search(
 
 
 def private_bytes() -> int:
-    """Memory of this process that no file stands behind."""
+    """Memory of this process that is not backed by a file."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -221,7 +222,7 @@ def mapped_bytes(path: Path) -> int:
 
 
 def run(out: Path, name: str, settings: FaissSettings, queries: np.ndarray) -> Result:
-    """Build and search one backend, each in a fresh process."""
+    """Builds and searches one backend, each in a fresh process."""
     path = out / f"{name.replace(' ', '-')}.faiss"
     context = multiprocessing.get_context("spawn")
     directory = out / "vectors"
@@ -248,7 +249,7 @@ def run(out: Path, name: str, settings: FaissSettings, queries: np.ndarray) -> R
 
 
 def recall(found: list[list[int]], exact: list[list[int]]) -> float:
-    """The part of the exact best that was found."""
+    """The share of the exact best that was found."""
     pairs = zip(found, exact, strict=True)
     return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in pairs]))
 

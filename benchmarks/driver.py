@@ -1,12 +1,12 @@
-"""How many episodes one driver carries: thousands in flight against stand-in servers.
+"""How many episodes one driver can handle: thousands in flight against stand-in servers.
 
     python benchmarks/driver.py --in-flight 5000 --episodes 10000
 
 The real player, engine client, server pool and search client of a run, over real HTTP, against two
-stand-ins in processes of their own: one speaks vLLM's route for turns and answers after a second
-(log-normal, one of a hundred waits ten) with a written search or an answer, the other answers every
-search after 100 ms. No model computes, so all that is measured is what the driver costs. Printed:
-turns and searches a second, the driver's memory, and how late its event loop was at worst.
+stand-ins in separate processes. One implements vLLM's route for turns and answers after a second
+(log-normal, one in a hundred takes ten) with a fixed search or answer; the other answers every
+search after 100 ms. No model computes, so the driver's cost is all that is measured. The script
+prints turns and searches per second, the driver's memory, and the largest delay of its event loop.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Handle = Callable[[dict[str, Any]], Awaitable[bytes]]
 
 
 def serve(port: int, handle: Handle) -> None:
-    """A server that gives each POST's document to ``handle``; a bare application, for its speed."""
+    """Serves each POST's document to ``handle``; a bare ASGI application, for speed."""
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -71,7 +71,7 @@ def serve(port: int, handle: Handle) -> None:
 
 
 def serve_turns(port: int, searches: list[list[int]], answer: list[int]) -> None:
-    """Three turns of an episode: two searches and an answer."""
+    """Serves the three turns of an episode: two searches and an answer."""
     chance = random.Random(0)
 
     def reply(ids: list[int]) -> bytes:
@@ -96,7 +96,7 @@ def serve_turns(port: int, searches: list[list[int]], answer: list[int]) -> None
 
 
 def serve_searches(port: int) -> None:
-    """The same three passages for every query."""
+    """Serves the same three passages for every query."""
     text = "A passage of about a hundred words has some six hundred characters of text. " * 8
     hits = [
         {"document": {"id": str(n), "contents": f'"Title {n}"\n{text}'}, "score": 1.0 / (n + 1)}
@@ -112,7 +112,7 @@ def serve_searches(port: int) -> None:
 
 @dataclass(slots=True)
 class Lateness:
-    """How much later than asked the event loop came back, and how long it worked, in seconds."""
+    """How late the event loop ran each tick, and how long it worked, in seconds."""
 
     values: list[float] = field(default_factory=list)
     worked: list[float] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Collections:
 
 
 def config_of(out: Path, search_url: str, in_flight: int) -> RunConfig:
-    """The demo's recipe, with thousands in flight."""
+    """The demo's recipe with thousands of episodes in flight."""
     tree: dict[str, Any] = yaml.safe_load((PACKAGE / "commands" / "demo.yaml").read_text())
     tree |= {"output_dir": str(out), "model": {"path": str(PACKAGE / "warm" / "model")}}
     tree["data"] = {"train": str(out / "train.jsonl")}
@@ -150,7 +150,7 @@ def config_of(out: Path, search_url: str, in_flight: int) -> RunConfig:
 
 
 async def play(config: RunConfig, url: str, num_episodes: int) -> None:
-    """Play them all and print what it took."""
+    """Plays all episodes and prints the costs."""
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     assert config.data.train is not None
@@ -186,33 +186,33 @@ async def play(config: RunConfig, url: str, num_episodes: int) -> None:
     cpu_s = after.user + after.system - cpu.user - cpu.system
     print(
         f"{num_episodes} episodes, {in_flight} in flight: {seconds:.1f} s, "
-        f"{num_events / seconds:.0f} turns and searches a second, {cpu_s / num_events * 1e6:.0f} "
+        f"{num_events / seconds:.0f} turns and searches per second, {cpu_s / num_events * 1e6:.0f} "
         f"microseconds of processor time each; "
         f"{ {status.value: count for status, count in statuses.items()} }"
     )
     print(
         f"memory {before / 2**20:.0f} MB before, {process.memory_info().rss / 2**20:.0f} MB after: "
-        f"{(process.memory_info().rss - before) / in_flight / 2**10:.0f} kB an episode in flight"
+        f"{(process.memory_info().rss - before) / in_flight / 2**10:.0f} kB per episode in flight"
     )
     print(
         f"the event loop was late by {late[len(late) // 2] * 1e3:.1f} ms in the median, "
-        f"{late[math.floor(len(late) * 0.99)] * 1e3:.0f} ms for one tick of a hundred, "
+        f"{late[math.floor(len(late) * 0.99)] * 1e3:.0f} ms at the 99th percentile, "
         f"{late[-1] * 1e3:.0f} ms at worst; ticks late by over 100 ms: "
         f"{sum(each > 0.1 for each in late)} of {len(late)}"
     )
     worked = sorted(lateness.worked)
     print(
-        f"its own work between two ticks (processor time, whatever else runs): "
-        f"{worked[math.floor(len(worked) * 0.99)] * 1e3:.0f} ms for one of a hundred, "
+        f"its own work between two ticks (processor time, unaffected by other programs): "
+        f"{worked[math.floor(len(worked) * 0.99)] * 1e3:.0f} ms at the 99th percentile, "
         f"{worked[-1] * 1e3:.0f} ms at most; over 100 ms: {sum(each > 0.1 for each in worked)}, "
         f"over 50 ms: {sum(each > 0.05 for each in worked)}; collections of the oldest generation: "
-        f"{len(collections.values)}, {sum(collections.values):.2f} s together, "
+        f"{len(collections.values)}, {sum(collections.values):.2f} s in total, "
         f"{max(collections.values, default=0.0):.2f} s at most"
     )
 
 
 def wait_until_open(ports: list[int]) -> None:
-    """Return when something listens at each."""
+    """Returns when every port accepts connections."""
     for port in ports:
         while True:
             try:

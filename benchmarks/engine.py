@@ -1,12 +1,12 @@
-"""The in-process engine against transformers' ``generate``, and event-driven against lockstep.
+"""The in-process engine compared with transformers' ``generate``, and event-driven with lockstep.
 
-The same multi-turn work each time: same model, prompts, rules and search replies, each search
-answered after 50 to 200 ms (a function of the query). Ways of doing it:
+All do the same multi-turn work, with the same model, prompts, rules and search replies; each search
+is answered after 50 to 200 ms (a function of the query). The methods:
 
-- generate: all unfinished episodes in one left-padded batch, ``model.generate`` once a turn, then
+- generate: all unfinished episodes in one left-padded batch, ``model.generate`` once per turn, then
   all searches at once. Nothing is kept between turns.
 - generate, one by one: ``model.generate`` for one episode at a time (fewer episodes, scaled).
-- lockstep: our engine, but a barrier after each turn and each round of searches.
+- lockstep: our engine, with a barrier after each turn and each round of searches.
 - event-driven: our engine and our scheduler.
 
     python benchmarks/engine.py runs/demo          # a directory that `forage demo` left
@@ -50,7 +50,7 @@ MIN_LATENCY_S, MAX_LATENCY_S = 0.050, 0.200
 
 @dataclass(frozen=True, slots=True)
 class SlowSearch:
-    """Answers from an index after a time that depends on the query alone."""
+    """Answers from an index after a delay that depends only on the query."""
 
     index: Index
     topk: int
@@ -71,7 +71,7 @@ def latency_s(query: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one way of doing the work took."""
+    """The cost of one method."""
 
     num_tokens: int
     seconds: float
@@ -146,7 +146,7 @@ class Work:
 
 
 async def started_engine(work: Work) -> TorchEngine:
-    """An engine that has chosen its kernels: they are not timed, as `generate`'s loading is not."""
+    """Starts an engine. Choosing its kernels is not timed, nor is loading for `generate`."""
     engine = work.engine()
     await engine.generate((0,), Sampling(2, (), (), "bench/warm", seed=0))
     engine.release("bench/warm")
@@ -193,13 +193,13 @@ async def lockstep(work: Work) -> Result:
 
 
 def generate(work: Work, batch_size: int) -> Result:
-    """Turn by turn with ``model.generate``; waits as long as the slowest search of each round."""
+    """Turn by turn with ``model.generate``; each round waits for its slowest search."""
     config, model, tokenizer = work.config, work.model, work.tokenizer
     environment = config.environment
     codec = Codec(tokenizer)
     template = PromptTemplate.load(environment.prompt)
     invalid = TagsProtocol(codec).invalid_message
-    assert invalid is not None, "the dialect of Forage has one"
+    assert invalid is not None, "Forage's dialect has one"
     stop_ids = [*codec.eos_ids, *(codec.encode_trusted(tag)[0] for tag in actions.STOP_STRINGS)]
     prompts = [
         encode_prompt(q, codec, template, environment.max_tokens - 1) for q in work.questions
@@ -279,7 +279,7 @@ def main() -> None:
     questions = read_questions(config.data.train)[: args.episodes]
     tokenizer = load_tokenizer(config.model)
     ours = Work(config, load_model(config.model), tokenizer, questions, search)
-    # transformers' own attention, as a user of `generate` would have it
+    # transformers' default attention, as users of `generate` get it
     theirs = Work(config, load_model(config.model), tokenizer, questions, search)
     for in_flight in args.in_flight:
         print(f"{args.episodes} episodes, {in_flight} in flight")
@@ -287,7 +287,7 @@ def main() -> None:
 
 
 def compare(ours: Work, theirs: Work, num_rounds: int) -> None:
-    """Do the work in every way, in turns, and print medians and ratios."""
+    """Does the work with every method, interleaved, and prints medians and ratios."""
     few = replace(theirs, questions=theirs.questions[:16])
     ways: dict[str, Callable[[], Result]] = {
         "generate": lambda: generate(theirs, theirs.config.rollout.max_concurrent_episodes),

@@ -95,7 +95,7 @@ def report(name: str, rows: list[dict[str, Any]]) -> None:
     for phase in PHASES:
         seconds = [row[f"seconds/{phase}"] for row in rows]
         print(f"  {phase}: median {median(seconds):.3f} s, largest {max(seconds):.3f} s")
-    print(f"  tokens sampled a second: {median(row['rollout/tokens_per_s'] for row in rows):.0f}")
+    print(f"  tokens sampled per second: {median(row['rollout/tokens_per_s'] for row in rows):.0f}")
 
 
 if __name__ == "__main__":

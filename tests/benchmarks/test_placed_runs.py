@@ -31,7 +31,7 @@ def figures_of(name: str) -> list[str]:
         r"  reward by step \[[01]\.\d+, [01]\.\d+\]",
         r"  log-probabilities: largest difference \d\.\d\de[-+]\d\d, mean \d\.\d\de[-+]\d\d",
         *seconds,
-        r"  tokens sampled a second: [1-9]\d*",
+        r"  tokens sampled per second: [1-9]\d*",
     ]
 
 
@@ -62,8 +62,8 @@ def test_staleness_is_compared_with_none_over_searches_that_wait(
     for staleness in (0, 1):
         for figure in (
             rf"^pair 0, S = {staleness}: \d+\.\d\d episodes/s, EM [01]\.\d{{3}}$",
-            r"^    a step: rollout .* s, train .* s, publish .* s, record .* s; load average ",
-            r"^    of processors: trainer and player .* s, .*search server .* s",
+            r"^    per step: rollout .* s, train .* s, publish .* s, record .* s; load average ",
+            r"^    by processor time: trainer and player .* s, .*search server .* s",
         ):
             assert re.search(figure, text, re.MULTILINE), text
         rows = read_metrics(tmp_path / f"{engine}-pair0-s{staleness}")

@@ -28,11 +28,11 @@ def test_the_driver_plays_its_episodes_and_tells_what_they_cost(tmp_path: Path):
     sizes = ("--in-flight", "4", "--episodes", "8", "--out", tmp_path)
     text = said_by("benchmarks/driver.py", *sizes)
     for figure in (
-        r"^8 episodes, 4 in flight: \d+\.\d s, \d+ turns and searches a second, \d+ microseconds",
+        r"^8 episodes, 4 in flight: \d+\.\d s, \d+ turns and searches per second, \d+ microseconds",
         r"; \{'answered': 8\}$",
-        r"^memory \d+ MB before, \d+ MB after: -?\d+ kB an episode in flight$",
+        r"^memory \d+ MB before, \d+ MB after: -?\d+ kB per episode in flight$",
         r"^the event loop was late by \d+\.\d ms in the median, .* ticks late by over 100 ms: \d+",
-        r"collections of the oldest generation: \d+, \d+\.\d\d s together",
+        r"collections of the oldest generation: \d+, \d+\.\d\d s in total",
     ):
         assert re.search(figure, text, re.MULTILINE), text
 
