@@ -1,14 +1,14 @@
-"""What one GPU does with Forage's own engine and trainer: right first, then how fast.
+"""Forage's own engine and trainer on one GPU: first whether they are right, then how fast.
 
     python benchmarks/gpu.py --hardware H100-80GB --compile              # Qwen2.5-1.5B and 3B
     python benchmarks/gpu.py --device cpu --shapes tiny --episodes 8 --contexts 64 --new-tokens 8
 
-For each shape, with random weights: the log-probabilities of the engine and of the trainer against
-float32 on the CPU, which end it with status 1 where they differ too much; then tokens a second of
-prefill and of decoding at each context, of the pass for log-probabilities and of a training step,
-and the seconds of a publish: from the trainer's sender to a process of its own, bucket by bucket,
-as weights travel to a server. Decoding is held against the floor of the memory's bandwidth (weights
-and keys and values are read once a token), training against the peak of bfloat16.
+For each shape, with random weights, the script compares the log-probabilities of the engine and of
+the trainer with float32 on the CPU, and exits with status 1 if they differ too much. It then prints
+tokens per second of prefill and of decoding at each context, of the pass for log-probabilities and
+of a training step, and the seconds of a publish from the trainer's sender to another process,
+bucket by bucket, as weights travel to a server. Decoding is compared with the bound set by memory
+bandwidth (weights, keys and values are read once per token), training with the peak of bfloat16.
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ CHECKED_PROMPT, CHECKED_TOKENS = 24, 16
 LARGEST, MEAN, OF_HIDDEN = 0.15, 0.05, 1536
 """How far log-probabilities in bfloat16 may be from float32 on the CPU at this hidden size.
 
-Between two and three times what a right engine and a right trainer were off on an H100: 0.054 and
-0.021 (scale.md). Logits of random weights, and with them what is rounded, grow with the square root
-of the hidden size. In the mean those of the next position are off by 0.19 at the tiny shape, where
-0.01 are allowed, and those of a context without its first token by 0.014."""
+Between two and three times the deviation of a correct engine and a correct trainer on an H100:
+0.054 and 0.021 (scale.md). Logits of random weights, and so their rounding errors, grow with the
+square root of the hidden size. At the tiny shape, where a mean of 0.01 is allowed, the
+log-probabilities of the next position are off by 0.19 in the mean, and those of a context without
+its first token by 0.014.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The device, and what its memory and its arithmetic can do at most; None: not known."""
+    """The device, and the peak rates of its memory and arithmetic; None if unknown."""
 
     device: torch.device
     terabytes_per_s: float | None
@@ -93,7 +95,7 @@ def new_model(shape: str, device: torch.device, is_compiled: bool) -> PreTrained
 
 
 def seconds_of(work: Callable[[], object], machine: Machine) -> float:
-    """Of the second of two runs: the first one warms up."""
+    """Seconds of the second of two runs; the first one warms up."""
 
     def timed() -> float:
         started = time.monotonic()
@@ -107,7 +109,7 @@ def seconds_of(work: Callable[[], object], machine: Machine) -> float:
 
 
 def prompts(number: int, length: int, vocabulary: int) -> list[list[int]]:
-    """Different ones, so that none is computed once for several."""
+    """Different prompts, so that none is computed once for several."""
     chance = random.Random(length)
     return [[chance.randrange(vocabulary) for _ in range(length)] for _ in range(number)]
 
@@ -143,14 +145,14 @@ def new_trainer(model: PreTrainedModel) -> Trainer:
 
 
 def micro_batch_tokens(model: PreTrainedModel) -> int:
-    """16,384 for a model of 1.5 billion parameters, half of it for twice as many."""
+    """16,384 for a model of 1.5 billion parameters, half of it for one twice as large."""
     return min(16_384, 2 ** int(math.log2(16_384 * 1.6e9 / model.num_parameters())))
 
 
 async def play(
     engine: TorchEngine, asked: Sequence[Sequence[int]], num_tokens: int
 ) -> tuple[list[Segment], float, float]:
-    """What was sampled, the seconds for a first token of each, and those for all the others."""
+    """What was sampled, the seconds for the first token of each, and those for all the others."""
     started = time.monotonic()
     firsts = await asyncio.gather(
         *(engine.generate(prompt, ask(f"{i}", 1)) for i, prompt in enumerate(asked))
@@ -168,7 +170,7 @@ async def play(
 
 
 async def check(model: PreTrainedModel) -> None:
-    """Engine and trainer against float32 on the CPU, printed; ends the program where one is off."""
+    """Compares engine and trainer with float32 on the CPU; exits if one deviates too much."""
     (prompt,) = prompts(1, CHECKED_PROMPT, model.config.vocab_size)
     engine = new_engine(model, 8, CHECKED_PROMPT + CHECKED_TOKENS)
     ((sampled,), _, _) = await play(engine, [prompt], CHECKED_TOKENS)
@@ -191,14 +193,14 @@ async def check(model: PreTrainedModel) -> None:
         differing = (found - expected).abs()
         told = f"largest difference {differing.max():.2e}, mean {differing.mean():.2e}"
         print(f"  {name} against float32 on the CPU: {told}", flush=True)
-        if not (differing.max() <= largest and differing.mean() <= mean):  # not NaN either
+        if not (differing.max() <= largest and differing.mean() <= mean):  # NaN fails as well
             sys.exit(f"the {name} is wrong: it may be off by {largest:.1e}, {mean:.1e} in the mean")
 
 
 async def sampling(
     model: PreTrainedModel, machine: Machine, context: int, number: int, new_tokens: int
 ) -> list[Credited]:
-    """Prefill and decode, printed; gives the episodes."""
+    """Prints the speed of prefill and decoding; returns the episodes."""
     everything = prompts(2 * number, context - new_tokens, model.config.vocab_size)
     warming_up, asked = everything[:number], everything[number:]
     engine = new_engine(model, number, context)
@@ -210,13 +212,13 @@ async def sampling(
     told = f"  context {context}: prefill {prefill:,.0f} tokens/s, decoding {decode:,.0f} tokens/s"
     if machine.terabytes_per_s is not None:
         floor = machine.terabytes_per_s * 1e12 / bytes_a_token(model, context, number)
-        told += f", {decode / floor:.2f} of the floor ({floor:,.0f})"
+        told += f", {decode / floor:.2f} of the bound ({floor:,.0f})"
     print(told, flush=True)
     return [uncredited(episode_of(p, c)) for p, c in zip(asked, sampled, strict=True)]
 
 
 def bytes_a_token(model: PreTrainedModel, context: int, number: int) -> float:
-    """What must be read for a token: its share of the weights, and its keys and values."""
+    """Bytes that must be read per token: its share of the weights, and its keys and values."""
     config = model.config
     head_dim = config.hidden_size // config.num_attention_heads
     cached = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * context
@@ -224,7 +226,7 @@ def bytes_a_token(model: PreTrainedModel, context: int, number: int) -> float:
 
 
 def learning(model: PreTrainedModel, machine: Machine, played: list[Credited]) -> None:
-    """The pass for log-probabilities and a training step; printed."""
+    """Prints the speed of the pass for log-probabilities and of a training step."""
     num_tokens = sum(each.episode.num_tokens for each in played)
     trainer = new_trainer(model)
     seconds = seconds_of(lambda: trainer.prepare([played]), machine)
@@ -235,12 +237,12 @@ def learning(model: PreTrainedModel, machine: Machine, played: list[Credited]) -
 
 
 def publish(model: PreTrainedModel, machine: Machine) -> None:
-    """All weights to a process of its own, on another GPU where there is one; printed."""
+    """Publishes all weights to another process, on another GPU if there is one; prints the time."""
     there = torch.device("cpu")
     if machine.device.type == "cuda" and torch.cuda.device_count() > 1:
         there = torch.device("cuda", 0 if machine.device.index else 1)
     weights, shapes = partial(weights_by_name, model), partial(shapes_by_name, model)
-    # The model's own device has the number, which a thread that sends by NCCL needs.
+    # Only the model's own device has an index, which a thread that sends by NCCL needs.
     with publishing(WeightSender(weights, model.device, shapes), there) as (send, way):
         seconds, num_bytes = seconds_of(send, machine), send()
     print(f"  publish by {way}: {seconds:.3f} s for {num_bytes / 1e9:.2f} GB", flush=True)
@@ -257,13 +259,13 @@ def _tell(what: str, num_tokens: int, seconds: float, flops: float, machine: Mac
 def main() -> None:
     parser = argparse.ArgumentParser(description="The engine and the trainer on one GPU")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--hardware", choices=sorted(ACCELERATORS), help="for the floors")
+    parser.add_argument("--hardware", choices=sorted(ACCELERATORS), help="for the bounds")
     parser.add_argument("--shapes", nargs="+", default=["qwen2.5-1.5b", "qwen2.5-3b"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[500, 1500, 4000])
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--learnt", type=int, default=32, help="episodes of each context")
-    parser.add_argument("--compile", action="store_true", help="layers as model.compile makes them")
+    parser.add_argument("--compile", action="store_true", help="compile layers like model.compile")
     args = parser.parse_args()
     choose_matmul_kernel()
     known = ACCELERATORS.get(args.hardware)

@@ -4,16 +4,17 @@
     python benchmarks/learning.py --out runs/hard --hard four_hops distractors \\
       --start runs/hard-start/model --steps 24 --sampled
 
-``forage sft`` does not get there from the model that ships: a passage of this world names a
-birthplace beside a residence, a founder beside an owner, and after 400 steps of ordinary
-demonstrations the model still tossed a coin between the two. So ``facts`` come first: a few
-passages, and then each fact of the first of them in another order than it has them, so that no
-place in the passage gives the value away. ``decisions`` follow: demonstrations through the real
-environment, where a question of several hops is mostly answered with what the first search found.
-That to search again is worth more is left for reinforcement learning to find.
+``forage sft`` does not produce one from the shipped model: a passage of this world names a
+birthplace next to a residence, a founder next to an owner, and after 400 steps of ordinary
+demonstrations the model still confused the two. So ``facts`` come first: a few passages, then every
+fact of the first passage in a different order, so that no position in the passage gives a value
+away. ``decisions`` follow: demonstrations in the real environment that mostly answer a question of
+several hops with the result of the first search. Reinforcement learning is left to discover that
+searching again is worth more.
 
-It learns in a world of its own (``--seed``), so nothing that a trial asks was seen. Held-out chains
-of that world, played whole, say how well it reads; the figures go to ``steps.jsonl``.
+The model learns in a separate world (``--seed``), so it has seen nothing that a trial asks.
+Held-out chains of that world, played whole, measure how well it reads; the figures go to
+``steps.jsonl``.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ SKILLS: tuple[Skill, ...] = ("four_hops", "distractors")
 FACT = re.compile(r"The (\w+) of (.+?) (?:is|was) ([^.]+)\.")
 MULTI_HOP_SHARE = 0.5
 POOR_SHARE = 0.15
-"""Demonstrations that do not search, or search for the kind of thing."""
+"""Share of demonstrations that do not search, or search for the kind of thing."""
 GO_ON_SHARE = 0.25
-"""Of the others, where there are several hops: those that play the whole chain."""
+"""Of the others with several hops: share of those that play the whole chain."""
 SINGLE_PASSAGE_SHARE = 0.3
 READING_EVERY = 50
 NUM_HELD_OUT = 120
@@ -78,7 +79,7 @@ NUM_HELD_OUT = 120
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """So many steps, on sequences of which a share name every fact of a passage."""
+    """A number of steps, and the share of sequences that name every fact of a passage."""
 
     name: str
     num_steps: int
@@ -97,9 +98,9 @@ def phases(num_fact_steps: int, num_decision_steps: int) -> tuple[Phase, ...]:
 def every_fact(
     passages: Sequence[Passage], codec: Codec, count: int, rng: random.Random
 ) -> list[WeightedTokens]:
-    """Search results, and then each fact of the first passage as a thought would name it.
+    """Search results, then each fact of the first passage as a thought would name it.
 
-    A value's own tokens weigh most: all else can be written without reading.
+    A value's tokens have the highest weight: all others can be written without reading.
     """
     telling = [passage for passage in passages if len(FACT.findall(passage.text)) > 1]
     sequences: list[WeightedTokens] = []
@@ -122,19 +123,19 @@ def every_fact(
 
 
 def script(question: Question, questions: Sequence[Question], player: Player, seed: str) -> Script:
-    """How one demonstration goes: poor, the answer after the first search, or the whole chain."""
+    """A demonstration: a poor one, the answer after the first search, or the whole chain."""
     rng = random.Random(seed)
     choice = Choice.GOOD
     if rng.random() < POOR_SHARE:
         choice = rng.choice((Choice.NO_SEARCH, Choice.OTHER_SEARCH))
     elif len(question.hops) > 1 and rng.random() >= GO_ON_SHARE:
         choice = Choice.STOP_EARLY
-        # The writer stops one hop before the end: with these two, after the first search.
+        # The script stops one hop before the end: with these two, after the first search.
         question = replace(question, hops=(question.hops[0], question.hops[-1]))
     poor_share = float(choice is not Choice.GOOD)
     writer = ScriptWriter(questions, poor_share, player.write_search)
     while (written := writer.write(question, rng)).choice is not choice:
-        pass  # it draws its poor choices itself
+        pass  # the script makes its poor choices itself
     return written
 
 
@@ -145,7 +146,7 @@ def whole_chain(question: Question, player: Player) -> Script:
 async def play_scripts(
     config: RunConfig, player: Player, scripts: Sequence[tuple[Question, Script]], num_single: int
 ) -> list[Episode]:
-    """The episodes that reach an answer; the first ``num_single`` see one passage a search."""
+    """The episodes that reach an answer; the first ``num_single`` see one passage per search."""
     jobs = [Job(question, i, f"start/{i}") for i, (question, _) in enumerate(scripts)]
     episodes: dict[int, Episode] = {}
     async with SearchClient(config.search) as client:
@@ -166,7 +167,7 @@ async def play_scripts(
 def decisions(
     config: RunConfig, player: Player, questions: Sequence[Question], count: int, rng: random.Random
 ) -> list[WeightedTokens]:
-    """Demonstrations, weighed as ``forage sft`` weighs them."""
+    """Demonstrations, weighted as in ``forage sft``."""
     one = [question for question in questions if len(question.hops) == 1]
     more = [question for question in questions if len(question.hops) > 1]
     asked = [rng.choice(more if rng.random() < MULTI_HOP_SHARE else one) for _ in range(count)]
@@ -184,7 +185,7 @@ def learn(
     sequences: Sequence[WeightedTokens],
     held_out: Sequence[ReadArguments],
 ) -> Iterator[dict[str, float | str]]:
-    """The steps of a phase, in place: its loss, and now and then how well the model reads."""
+    """Takes the steps of a phase in place; logs the loss, and at times how well the model reads."""
     changes = {
         "num_steps": phase.num_steps,
         "learning_rate": phase.learning_rate,
@@ -204,8 +205,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A warm start for the hard world.")
     parser.add_argument("--out", type=Path, default=Path("runs/hard-start"))
     parser.add_argument("--start", type=Path, default=PACKAGE / "warm" / "model", metavar="DIR")
-    parser.add_argument("--size", type=int, default=14_000, help="articles of its world")
-    parser.add_argument("--seed", type=int, default=9000, help="of its world; not the trials'")
+    parser.add_argument("--size", type=int, default=14_000, help="articles in its world")
+    parser.add_argument("--seed", type=int, default=9000, help="seed of its world, not the trials'")
     parser.add_argument("--steps", type=int, nargs=2, default=(1200, 700), help="of each phase")
     args = parser.parse_args()
     rng = random.Random(f"hard-start-{args.seed}")

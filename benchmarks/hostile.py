@@ -1,7 +1,7 @@
-"""One client against all others: attacks on ``forage serve``, and what an ordinary client sees.
+"""Attacks by one client on ``forage serve``, and what an ordinary client experiences.
 
-Starts the server over a generated encyclopedia (BM25), and for each attack prints how long a client
-of another address waited for /healthz and for a search at worst, and how large the server became.
+Starts the server over a generated encyclopedia (BM25). For each attack it prints the longest time
+that a client at another address waited for /healthz and for a search, and the server's peak memory.
 
     python benchmarks/hostile.py                       # all attacks
     python benchmarks/hostile.py marks replies --size 20000
@@ -32,13 +32,13 @@ from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
 
 ATTACKER, OTHER = "127.0.0.1", "127.0.0.2"
-# No attack is watched longer than this.
+# No attack is measured for longer than this.
 LONGEST_S = 60.0
 
 
 @dataclass(slots=True)
 class Seen:
-    """What came back to an attacker, and what the other client saw meanwhile."""
+    """The replies to an attacker, and what the other client experienced at the same time."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     health_s: float = 0.0
@@ -54,7 +54,7 @@ async def send(
     path: str = "POST /retrieve",
     wait: bool = True,
 ) -> str:
-    """The status of one request, and its reply read to the end; "closed" where none came."""
+    """Sends one request and reads its whole reply; its status, or "closed" if there is none."""
     reader = writer = None
     try:
         reader, writer = await asyncio.open_connection(
@@ -79,13 +79,13 @@ def body(queries: Sequence[str], **more: object) -> bytes:
 
 
 async def marks(port: int, words: Sequence[str], seen: Seen) -> None:
-    """16 MB of combining marks: normalisation took the square of their number."""
+    """16 MB of combining marks: normalisation was quadratic in their number."""
     queries = [f"{n}" + "\u0301\u0316" * 9_900 for n in range(400)]
     seen.statuses[await send(port, await asyncio.to_thread(body, queries))] += 1
 
 
 async def lists(port: int, words: Sequence[str], seen: Seen) -> None:
-    """4 x 3 MB of empty lists in a field that nobody reads."""
+    """4 x 3 MB of empty lists in a field that the server ignores."""
     content = b'{"queries":[],"x":[' + b"[]," * 10**6 + b"1]}"
     for _ in range(4):
         seen.statuses[await send(port, content)] += 1
@@ -94,7 +94,7 @@ async def lists(port: int, words: Sequence[str], seen: Seen) -> None:
 async def long_queries(port: int, words: Sequence[str], seen: Seen) -> None:
     """700 queries of 20,000 characters: 14 MB."""
 
-    def content() -> bytes:  # made in a thread: the other client is watched on this event loop
+    def content() -> bytes:  # built in a thread: this event loop also runs the other client
         draw = random.Random(0)
         return body([" ".join(draw.choices(words, k=4000))[:20_000] for _ in range(700)])
 
@@ -102,14 +102,14 @@ async def long_queries(port: int, words: Sequence[str], seen: Seen) -> None:
 
 
 async def replies(port: int, words: Sequence[str], seen: Seen) -> None:
-    """1,024 queries with topk 1,000: 33 kB asked."""
+    """1,024 queries with topk 1,000: 33 kB of requests for large replies."""
     draw = random.Random(1)
     queries = [" ".join(draw.choices(words[:100], k=4)) for _ in range(1024)]
     seen.statuses[await send(port, body(queries, topk=1000))] += 1
 
 
 async def headers(port: int, words: Sequence[str], seen: Seen) -> None:
-    """4 x 100 MB of headers, without an end."""
+    """4 x 100 MB of endless headers."""
 
     async def one() -> None:
         try:
@@ -128,7 +128,7 @@ async def headers(port: int, words: Sequence[str], seen: Seen) -> None:
 
 
 async def slow_bodies(port: int, words: Sequence[str], seen: Seen) -> None:
-    """1,200 bodies of which one byte comes, for 15 s."""
+    """1,200 bodies of which only one byte arrives, for 15 s."""
     held = []
     for _ in range(1200):
         try:
@@ -145,7 +145,7 @@ async def slow_bodies(port: int, words: Sequence[str], seen: Seen) -> None:
 
 
 async def raw(port: int, opening: bytes, more: bytes, seen: Seen, seconds: float = 15.0) -> None:
-    """Send ``opening``, then ``more`` again and again, until hung up on or ``seconds`` are over."""
+    """Sends ``opening``, then ``more`` repeatedly, until the server hangs up or time is over."""
     _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(ATTACKER, 0))
     until = time.perf_counter() + seconds
     sent = 0
@@ -177,7 +177,7 @@ ENDLESS = {
 
 
 async def endless(name: str, number: int, port: int, words: Sequence[str], seen: Seen) -> None:
-    """``number`` connections that send a part of a request which has no end, and read nothing."""
+    """``number`` connections that send an endless part of a request, and read nothing."""
     await asyncio.gather(*(raw(port, *ENDLESS[name], seen) for _ in range(number)))
 
 
@@ -205,7 +205,7 @@ for number in (1, 8):
 
 
 async def watch(port: int, words: Sequence[str], seen: Seen, process: psutil.Process) -> None:
-    """Ask for health and for a search in turns, and remember the longest wait."""
+    """Alternates health checks and searches, and records the longest wait."""
     draw = random.Random(2)
     while True:
         started = time.perf_counter()
@@ -220,7 +220,7 @@ async def watch(port: int, words: Sequence[str], seen: Seen, process: psutil.Pro
 
 
 def attack(name: str, port: int, words: Sequence[str]) -> Counter[str]:
-    """What came back to the attacker."""
+    """The statuses of the replies to the attacker."""
 
     async def statuses() -> Counter[str]:
         seen = Seen()
@@ -237,14 +237,14 @@ def attack(name: str, port: int, words: Sequence[str]) -> Counter[str]:
 async def play(name: str, server: ServerProcess, words: Sequence[str]) -> Seen:
     seen = Seen()
     process = psutil.Process(server.pid)
-    for _ in range(20):  # everything is in memory
+    for _ in range(20):  # warms up
         await send(server.port, body([" ".join(words[:5])]), OTHER)
     watching = asyncio.create_task(watch(server.port, words, seen, process))
-    # In a process of its own, so that its work does not hold up the client that is watched.
+    # In a separate process, so that its work does not delay the measured client.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         attacking = asyncio.wrap_future(pool.submit(attack, name, server.port, words))
         seen.statuses = await attacking
-    # A wait that still goes on counts as long as it is.
+    # A wait that has not ended yet counts with its length so far.
     pending = asyncio.ensure_future(send(server.port, b"", OTHER, "GET /healthz"))
     started = time.perf_counter()
     await asyncio.wait([pending], timeout=LONGEST_S)
@@ -272,7 +272,7 @@ def main() -> None:
             with ServerProcess(directory / "index", command=command) as server:
                 seen = asyncio.run(play(name, server, words))
             print(
-                f"{name:17} health at worst {seen.health_s:6.2f} s   search at worst "
+                f"{name:17} longest wait: health {seen.health_s:6.2f} s   search "
                 f"{seen.search_s:6.2f} s, {seen.failed} failed   {seen.memory_mb:6.0f} MB   "
                 f"{dict(seen.statuses)}",
                 flush=True,

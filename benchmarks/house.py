@@ -1,4 +1,4 @@
-"""The shape of the code: what a reader meets, sizes, callers, and what one touches to add a thing.
+"""The shape of the code: what a reader meets, sizes, callers, and files touched by an addition.
 
     python benchmarks/house.py              measure, and write the tables of house.md
     python benchmarks/house.py --check      measure, and exit with 1 if its stories differ
@@ -34,9 +34,9 @@ TOUCHED = {
     "a source of serve, as lucene": (3, r"\bLucene[(]|import Lucene\b|class Lucene\b", 2),
     "a web provider, as brave": (4, r"\bBrave\(|, Brave\b|import Brave\b", 2),
 }
-"""The number of files before, the names by which a built-in thing is found, the number aimed at.
+"""The number of files before, the names by which a built-in is found, and the target number.
 
-A new one is written into its own file, and named in the others that name this one.
+A new built-in is written in a new file and named in the other files that name this one.
 """
 
 Modules = dict[str, tuple[str, ast.Module]]

@@ -1,7 +1,7 @@
-"""Encoding a corpus in batches sorted by length, against fixed batches in the corpus's order.
+"""Encoding a corpus in batches sorted by length, compared with fixed batches in corpus order.
 
-The texts are real and of mixed length: the paragraphs and questions of a SQuAD file. Both ways use
-the same model, numbers and threads, take turns, and pad each batch to its longest text:
+The texts are real and of mixed length: the paragraphs and questions of a SQuAD file. Both methods
+use the same model, precision and threads, are interleaved, and pad each batch to its longest text:
 
 - fixed: batches of a fixed number of texts, in the order of the file.
 - sorted: ``SentenceEncoder.encode_passages``, as ``forage index`` calls it.
@@ -41,7 +41,7 @@ def read_texts(path: Path, num_texts: int) -> list[str]:
 
 
 def encode_fixed(model: SentenceTransformer, texts: Sequence[str], rows: int) -> None:
-    """Batches of ``rows`` texts as they come."""
+    """Batches of ``rows`` texts in their order."""
     for start in range(0, len(texts), rows):
         batch = list(texts[start : start + rows])
         model.encode_document(batch, prompt="", batch_size=rows, show_progress_bar=False)
@@ -50,7 +50,7 @@ def encode_fixed(model: SentenceTransformer, texts: Sequence[str], rows: int) ->
 def measure(
     encoder: SentenceEncoder, texts: Sequence[str], fixed_rows: Sequence[int], num_rounds: int
 ) -> dict[str, list[float]]:
-    """Texts a second of each way, one figure a round."""
+    """Texts per second of each method, one figure per round."""
     model = encoder._passages
     assert model is not None, "the encoder was opened for passages"
     ways: dict[str, Callable[[], object]] = {

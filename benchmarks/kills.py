@@ -1,18 +1,19 @@
-"""A run whose processes are killed (kill -9) at random moments: is a step or a prompt lost?
+"""Kills processes of a run (kill -9) at random moments: is a step or a prompt lost?
 
     python -m benchmarks.kills --out runs/kills --kills 20 [--vllm 2]
 
-A driver with two ranks, a server that samples and a search server, each a process of its own. The
-server is a stand-in that speaks vLLM's routes and writes a search, then an answer; with ``--vllm``
-there are so many real vLLM servers instead, which the run starts for itself, and which take half a
-minute to come back. What is killed is drawn by ``--seed``. The search server and the stand-in are
-started again at once, as a supervisor would; vLLM by the run; a driver that was killed, or that
-ended because a rank was, is resumed.
+The run consists of a driver with two ranks, a sampling server and a search server, in separate
+processes. The sampling server is a stand-in that implements vLLM's routes and writes a search, then
+an answer. With ``--vllm`` the run starts that many real vLLM servers instead, which take half a
+minute to restart. ``--seed`` determines which processes are killed. The script restarts the search
+server and the stand-in at once, as a supervisor would; the run restarts vLLM; a driver that was
+killed, or that ended because a rank was killed, is resumed.
 
-At the end: as many were killed as were to be; each step was recorded once, each episode of each
-step's questions once, in the order of the data, and by the weights of as many updates as there were
-steps before it, which are those that the last checkpoint counts; each resumed run went on from the
-newest checkpoint that was whole. With vLLM sampler and trainer agree on each token, too.
+At the end the script checks that the intended number of processes was killed. Each step must be
+recorded once, each episode of each step's questions once, in the order of the data, sampled with
+the weights after as many updates as there were steps before it, the number that the last checkpoint
+counts. Each resumed run must have started from the newest complete checkpoint. With vLLM, sampler
+and trainer must also agree on each token.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _SETTINGS: Mapping[str, Any] = {
 
 
 class WritingServer(PolicyServer):
-    """Writes a search, then an answer, with the numbers of the request's seed for words."""
+    """Writes a search, then an answer; the number in both is the request's seed."""
 
     def __init__(self, model: str) -> None:
         super().__init__(reads_weights=True)
@@ -95,14 +96,14 @@ class WritingServer(PolicyServer):
 
 @dataclass
 class Fleet:
-    """The processes of a run; every start is of the same command at the same address."""
+    """The processes of a run; each is always started with the same command and address."""
 
     config: RunConfig
     recipe: Path
     children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, kind: str, *more: str) -> None:
-        """Start a process, its output in a file of its own; ``more`` is for the driver."""
+        """Starts a process, its output in its own file; ``more`` is for the driver."""
         engine = self.config.placement.engine
         assert engine.kind == "vllm"
         port = engine.urls[0].rpartition(":")[2] if engine.urls else ""
@@ -125,7 +126,7 @@ class Fleet:
         return self.recipe.with_name(f"{kind}.log")
 
     def kill(self, kind: str) -> bool:
-        """Kill one process with SIGKILL, of several the youngest; false where none is there."""
+        """Kills one process with SIGKILL, the youngest of several; false if there is none."""
         try:
             if kind in self.children:
                 process = psutil.Process(self.children[kind].pid)
@@ -144,7 +145,7 @@ class Fleet:
             child.wait()
 
     def num_steps(self) -> int:
-        """Steps that are recorded."""
+        """The number of recorded steps."""
         metrics = self.config.output_dir / "metrics.jsonl"
         return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
@@ -162,7 +163,7 @@ def servers_of(driver: psutil.Process) -> list[psutil.Process]:
 
 
 def run_with_kills(config: RunConfig, recipe: Path, kinds: Sequence[str], seed: int) -> list[str]:
-    """Train to the end while each of ``kinds`` is killed, in turn; gives a line for each kill."""
+    """Trains to the end while killing each of ``kinds`` in turn; returns one line per kill."""
     recipe.parent.mkdir(parents=True, exist_ok=True)
     recipe.write_text(to_yaml(config), encoding="utf-8")
     fleet, chance, told = Fleet(config, recipe), random.Random(seed), []
@@ -189,7 +190,7 @@ def run_with_kills(config: RunConfig, recipe: Path, kinds: Sequence[str], seed: 
 
 
 def _gets_on(fleet: Fleet, chance: random.Random) -> bool:
-    """Wait for one more step, and a random part of the next; false where the run has ended."""
+    """Waits for one more step and a random part of the next; false if the run has ended."""
     deadline, before, started = time.monotonic() + DEADLINE_S, fleet.num_steps(), time.monotonic()
     while fleet.num_steps() <= before:
         if (status := fleet.children["driver"].poll()) is not None:
@@ -202,9 +203,9 @@ def _gets_on(fleet: Fleet, chance: random.Random) -> bool:
 
 
 def _resume(fleet: Fleet) -> str:
-    """Resume, and check that no step before the newest whole checkpoint is taken again.
+    """Resumes, and checks that no step before the newest complete checkpoint is repeated.
 
-    One that the run was killed over, whole but for its name, is newer.
+    A checkpoint that was complete except for its name when the run was killed counts as newer.
     """
     newest = latest_checkpoint(fleet.config.output_dir)
     number = fleet.log("driver").read_text().count("resuming after step")
@@ -224,9 +225,9 @@ def _resume(fleet: Fleet) -> str:
 
 
 def check_whole(config: RunConfig) -> int:
-    """Assert that each step, prompt and episode is there once, in order; gives the episodes.
+    """Asserts that each step, prompt and episode is recorded once, in order; counts the episodes.
 
-    In the records, and in the weights: those that sampled a step had learnt all before it, once.
+    Also checks the weights: those that sampled a step had learned from every earlier step once.
     """
     steps = [int(row["step"]) for row in read_metrics(config.output_dir)]
     newest = latest_checkpoint(config.output_dir)
@@ -253,7 +254,7 @@ def check_whole(config: RunConfig) -> int:
 
 
 def largest_difference(config: RunConfig) -> float:
-    """The most that a step's log-probabilities of sampler and trainer differed, over all steps."""
+    """The largest difference of sampler's and trainer's log-probabilities over all steps."""
     rows = read_metrics(config.output_dir)
     return max(float(row["policy/logprob_diff_max"] or 0.0) for row in rows)
 
@@ -265,7 +266,7 @@ def _free_port() -> int:
 
 
 def config_of(out: Path, world: Path, model: Path, num_vllm: int, **trainer: int) -> RunConfig:
-    """A run of two ranks that samples with the stand-in, or vLLM; its ports are free ones."""
+    """A run with two ranks that samples with the stand-in, or with vLLM, on free ports."""
     server, search = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
     engine: dict[str, Any] = {"kind": "vllm", "lost_after_s": DEADLINE_S}
     if num_vllm:
@@ -291,7 +292,7 @@ def config_of(out: Path, world: Path, model: Path, num_vllm: int, **trainer: int
 
 
 def serve(port: int, model: str, host: str = "127.0.0.1") -> None:
-    """Be the server that samples, until the end."""
+    """Runs the stand-in sampling server until the end."""
     uvicorn.run(WritingServer(model).app(), host=host, port=port, log_level="warning")
 
 
@@ -301,7 +302,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vllm", type=int, default=0, metavar="N", help="N real vLLM servers")
-    parser.add_argument("--serve", type=int, metavar="PORT", help="be the server that samples")
+    parser.add_argument("--serve", type=int, metavar="PORT", help="run the sampling server")
     parser.add_argument("--model", type=str, help="the model whose tokens it writes")
     args = parser.parse_args()
     if args.serve:
