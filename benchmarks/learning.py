@@ -1,26 +1,26 @@
-"""Does each estimator and each loss learn, and what do the ablations cost? One warm start for all.
+"""Which estimators and losses learn, and what ablations cost, all from one warm start.
 
     python benchmarks/learning.py --out runs/learning --seeds 0 1 2
     python benchmarks/learning.py --out runs/learning --seeds 0 --only "masking off"
     python benchmarks/learning.py --out runs/hard --hard four_hops distractors --start DIR --sampled
     python benchmarks/learning_report.py runs/learning --page benchmarks/learning.md
 
-Each trial is ``forage train`` on the settings of the demo with a few changed, from the warm start
-that ships with Forage, in one generated world and with one search service. Every 256 episodes it
-is evaluated, greedily, on the same held-out questions. A trial is compared with its reference (the
-default, for most): it ends when it has reached, within a standard error, the exact match that its
-reference had after 512 episodes, or after twice as many. References, and trials that sample ahead
-of the trainer, run to the end.
+Each trial is ``forage train`` with the demo's settings and a few changes, from the warm start that
+ships with Forage, in one generated world and with one search service. Every 256 episodes the trial
+is evaluated greedily on the same held-out questions. It is compared with its reference, usually the
+default, and ends once it has reached, within a standard error, the exact match of its reference
+after 512 episodes, or after twice as many episodes. References, and trials that sample ahead of the
+trainer, run to the end.
 
-``--hard`` takes the hard world with these skills (all, where none is named) and a cost of
-searching, and ``--noisy`` a search that drops passages or shows namesakes first. ``--start`` then
-names a model that has learnt to read that world and rarely searches twice
-(``benchmarks/hard_start.py`` makes one; ordinary demonstrations do not teach it to read).
-``--steps`` is for how long: 16, and in a hard world more; ``--all-steps`` ends no trial before.
-``--sampled`` ends each trial with four episodes of each question at temperature 1: avg@4, pass@4.
+``--hard`` uses the hard world with these skills (all, if none is named) and a cost of searching,
+and ``--noisy`` a search that drops passages or shows namesakes first. ``--start`` then names a
+model that has learned to read that world and rarely searches twice (``benchmarks/hard_start.py``
+trains one; ordinary demonstrations do not teach it to read). ``--steps`` sets the maximum number of
+steps: 16, and more in a hard world; with ``--all-steps`` no trial ends earlier. ``--sampled`` ends
+each trial with four episodes per question at temperature 1: avg@4, pass@4.
 
-Each finished trial leaves ``seed-S/NAME/figures.json`` and is not run again; the recipe beside it
-is complete. What a killed run had begun is begun anew.
+Each finished trial leaves ``seed-S/NAME/figures.json`` and is not run again; the recipe next to it
+is complete. If a run is killed, the trials it had not finished start again from the beginning.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ HARD: dict[str, Any] = {
     "reward": {"search_cost": 0.02},
     "trainer": {"learning_rate": 5e-4},
 }
-"""What the hard world changes of the demo's recipe."""
+"""Changes to the demo's recipe for the hard world."""
 NOISE = {"search": {"noise": {"drop_share": 0.1, "namesakes_first_share": 0.3}}}
 DEFAULT = "default"
 INTERRUPTED = 130
@@ -75,14 +75,14 @@ NAMES = (
     "em/mean",
     "searches/mean",
 )
-"""Training metrics whose means over the steps go into the figures."""
+"""Training metrics whose means over the steps are included in the figures."""
 
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A name, where it stands in the report, what it changes, and what it is compared with."""
+    """A trial: its name, its group in the report, its settings and its reference."""
 
     name: str
     group: str
@@ -92,7 +92,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One greedy evaluation: after so many steps and episodes, the exact match and the searches."""
+    """One greedy evaluation: its step and episodes, exact match and searches."""
 
     step: int
     episodes: int
@@ -101,7 +101,7 @@ class Point:
 
 
 def read_trials() -> tuple[Settings, dict[str, Trial]]:
-    """What all trials share, and the trials by name, in the order of ``learning.yaml``."""
+    """The settings shared by all trials, and the trials by name, in ``learning.yaml``'s order."""
     tree = yaml.safe_load(TRIALS_FILE.read_text(encoding="utf-8"))
     base = tree.pop("base")
     trials: dict[str, Trial] = {}
@@ -116,12 +116,12 @@ BASE, TRIALS = read_trials()
 REFERENCES = {trial.reference for trial in TRIALS.values()}
 MAX_STEPS: int = BASE["trainer"]["num_steps"]
 TARGET_STEPS = MAX_STEPS // 2
-"""Steps after which a reference says what is to be reached."""
+"""Steps after which a reference sets the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where trials are played: the world, the model that they start from, and what is measured."""
+    """Where and how trials run: the world, the starting model, and what is measured."""
 
     out: Path
     url: str
@@ -130,7 +130,7 @@ class Stage:
     num_steps: int = MAX_STEPS
     is_sampled: bool = False
     has_targets: bool = True
-    """Whether a trial ends where it has reached what its reference had."""
+    """Whether a trial ends once it has reached its reference's result."""
 
 
 def merged(tree: Settings, changes: Settings) -> dict[str, Any]:
@@ -145,13 +145,13 @@ def merged(tree: Settings, changes: Settings) -> dict[str, Any]:
 
 
 def reached_after(points: Iterable[Point], target: float, num_questions: int) -> int | None:
-    """Episodes at the first point whose exact match is ``target`` or a standard error below."""
+    """Episodes at the first point with an exact match of ``target`` or a standard error less."""
     error = math.sqrt(target * (1 - target) / num_questions)
     return next((point.episodes for point in points if point.em >= target - error), None)
 
 
 def chosen(only: Sequence[str]) -> list[Trial]:
-    """The trials to run, each after its reference; all without a choice. Raises ``SystemExit``."""
+    """The selected trials, or all, each after its reference. Raises ``SystemExit``."""
     for name in only:
         if name not in TRIALS:
             raise SystemExit(f"there is no trial {name!r}; there are: {', '.join(TRIALS)}")
@@ -191,7 +191,7 @@ def folder_of(trial: Trial, out: Path, seed: int) -> Path:
 
 
 def points_of(config: RunConfig) -> list[Point]:
-    """The evaluations of a run so far; a greedy episode of ReMax is an episode too."""
+    """The evaluations of a run so far; ReMax's greedy episodes count as episodes."""
     trainer = config.trainer
     per_group = trainer.group_size + config.algorithm.advantage.plays_greedy
     return [
@@ -207,7 +207,7 @@ def points_of(config: RunConfig) -> list[Point]:
 
 
 def run_trial(trial: Trial, stage: Stage, seed: int) -> None:
-    """Train and evaluate until the target is reached or there are no more steps; write figures."""
+    """Trains and evaluates until the target is reached or no steps remain; writes the figures."""
     out = stage.out
     folder = folder_of(trial, out, seed)
     shutil.rmtree(folder, ignore_errors=True)
@@ -247,9 +247,9 @@ def run_trial(trial: Trial, stage: Stage, seed: int) -> None:
 
 
 def train(folder: Path, num_steps: int, resume: bool) -> str | None:
-    """``forage train`` up to a step; the last line that it said if it failed.
+    """``forage train`` up to a step; returns the last line of its output if it failed.
 
-    Raises ``SystemExit`` where a signal ended it: that says nothing of the algorithm.
+    Raises ``SystemExit`` if a signal ended it, since that says nothing about the algorithm.
     """
     command = [sys.executable, "-m", "forage", "-q", "train", str(folder / "recipe.yaml")]
     command += [f"trainer.num_steps={num_steps}", *(["--resume"] if resume else [])]
@@ -259,7 +259,7 @@ def train(folder: Path, num_steps: int, resume: bool) -> str | None:
     if not status:
         return None
     if status < 0 or status == INTERRUPTED:
-        raise SystemExit(f"stopped in {folder}; start again to go on with this trial")
+        raise SystemExit(f"stopped in {folder}; start again to continue with this trial")
     lines = log.read_text(encoding="utf-8").strip().splitlines()
     return lines[-1] if lines else f"it ended with status {status}"
 
@@ -276,35 +276,35 @@ def sampled_figures(folder: Path) -> dict[str, float]:
 
 
 def forage_command(*arguments: str) -> None:
-    """A command of Forage, quietly; raises where it fails."""
+    """Runs a Forage command quietly; raises if it fails."""
     command = [sys.executable, "-m", "forage", "-q", *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def target_of(reference: Trial, out: Path, seed: int) -> float:
-    """The exact match of a finished reference after as many episodes as the target stands for."""
+    """The exact match of a finished reference after the target's number of episodes."""
     figures = json.loads((folder_of(reference, out, seed) / "figures.json").read_text())
     return next(em for step, _, em, _ in figures["points"] if step == TARGET_STEPS)
 
 
 def means_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the steps, of the metrics that the report speaks of and the run has."""
+    """Means over the steps of those reported metrics that the run has."""
     found = {name: [row[name] for row in rows if name in row] for name in NAMES}
     return {name: sum(values) / len(values) for name, values in found.items() if values}
 
 
 def cpu_seconds() -> float:
-    """Processor time of the runs so far; that of the search service is not counted."""
+    """Processor time of the runs so far, without the search service."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def measure_start(stage: Stage) -> None:
-    """What the warm start answers before any learning."""
+    """Evaluates the warm start before any learning."""
     out = stage.out
     recipe, found = out / "start.yaml", out / "start-evaluation.json"
     recipe.write_text(to_yaml(config_of(TRIALS[DEFAULT], stage, 0)), encoding="utf-8")
-    # Fresh: one that was killed asked another port.
+    # --fresh: the evaluation of a killed run used another port.
     forage_command("eval", str(recipe), "--out", str(found), "--fresh")
     overall = json.loads(found.read_text())["arms"]["normal"]["overall"]
     write_json(out / "start.json", {"em": overall["em"][0], "searches": overall["searches"][0]})
@@ -312,7 +312,7 @@ def measure_start(stage: Stage) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Two processes may share the seeds, never one: their trials would write the same files."""
+    """Locks a seed: two processes that ran the same seed would write the same files."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         try:
@@ -323,7 +323,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Whole or not at all, so that a file that is there can be trusted."""
+    """Writes a file completely or not at all, so that an existing file can be trusted."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(value, indent=1), encoding="utf-8")
     new.replace(path)
@@ -336,14 +336,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--hard", nargs="*", choices=SKILLS, metavar="SKILL", help="the hard world")
     parser.add_argument("--noisy", action="store_true", help="a search that drops and misleads")
-    parser.add_argument("--search-cost", type=float, metavar="C", help="what a search costs")
+    parser.add_argument("--search-cost", type=float, metavar="C", help="cost of each search")
     parser.add_argument(
-        "--steps", type=int, default=MAX_STEPS, help="steps of a trial that runs on"
+        "--steps", type=int, default=MAX_STEPS, help="steps of a trial that runs to the end"
     )
     parser.add_argument("--all-steps", action="store_true", help="no trial ends at its target")
     parser.add_argument("--start", type=Path, default=PACKAGE / "warm" / "model", metavar="DIR")
-    parser.add_argument("--sampled", action="store_true", help="avg@4 and pass@4 in the end")
-    parser.add_argument("--list", action="store_true", help="name the trials and end")
+    parser.add_argument("--sampled", action="store_true", help="avg@4 and pass@4 at the end")
+    parser.add_argument("--list", action="store_true", help="list the trials and exit")
     args = parser.parse_args()
     trials = chosen(args.only)
     if args.list:

@@ -1,10 +1,10 @@
-"""What ``learning.py`` left: tables in Markdown, and the curves as one SVG.
+"""Reports the results of ``learning.py``: tables in Markdown, and the curves as one SVG.
 
     python benchmarks/learning_report.py runs/learning
     python benchmarks/learning_report.py runs/learning --page benchmarks/learning.md
 
-The first prints the tables; the second writes them into a page, between its two marks, and the
-curves beside it. Figures of finished trials are read; those that are missing are named.
+The first command prints the tables; the second writes them into a page, between its two marks, and
+writes the curves next to it. It reads the figures of finished trials and names the missing ones.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ LOWEST_EM = 0.2
 class Curve:
     """One trial with one seed: (step, episodes, EM, searches) at each evaluation.
 
-    ``target`` is the reference's exact match at ``target_steps``; None for the default, which is
-    compared with nothing.
+    ``target`` is the reference's exact match at ``target_steps``; None for the default, which has
+    no reference.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Curve:
 
     @staticmethod
     def read(path: Path) -> Curve:
-        """Raises ``KeyError`` where the file is none of ``learning.py``'s."""
+        """Raises ``KeyError`` if ``learning.py`` did not write the file."""
         row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return Curve(
             name=row["name"],
@@ -90,7 +90,7 @@ class Curve:
 
 
 def read_curves(out: Path) -> dict[str, list[Curve]]:
-    """The curves of each trial, one a seed, those that there are."""
+    """The existing curves of each trial, one per seed."""
     curves = [Curve.read(path) for path in sorted(out.glob("seed-*/*/figures.json"))]
     by_name: dict[str, list[Curve]] = {}
     for curve in sorted(curves, key=lambda c: (GROUPS.index(c.group), c.seed)):
@@ -99,13 +99,13 @@ def read_curves(out: Path) -> dict[str, list[Curve]]:
 
 
 def target_episodes(reference: Sequence[Curve]) -> int:
-    """Episodes that the reference had played where it set the target."""
+    """The reference's number of episodes at the step that set the target."""
     curve = reference[0]
     return next(episodes for step, episodes, _, _ in curve.points if step == curve.target_steps)
 
 
 def row(curves: Sequence[Curve], allowed: int) -> list[str]:
-    """A trial's cells; several seeds stand beside each other. ``allowed`` is the target's count."""
+    """A trial's cells, with all seeds in each. ``allowed`` is the target's number of episodes."""
     first = curves[0]
     reached = [curve.reached_after for curve in curves]
     is_compared = first.target is not None
@@ -129,7 +129,7 @@ def number(value: float | None) -> str:
 
 
 def details(curves: Sequence[Curve]) -> list[str]:
-    """What the trial's own metrics say, means over steps and seeds; and failures."""
+    """The trial's metrics, as means over steps and seeds, and its failures."""
     found = [
         text.format(fmean(values))
         for name, text in DETAILS.items()
@@ -152,7 +152,7 @@ def table(by_name: dict[str, list[Curve]], group: str) -> str:
 
 
 def missing(by_name: dict[str, list[Curve]], names: Sequence[str], num_seeds: int) -> str:
-    """A sentence that names what has not been run, seed by seed."""
+    """A sentence that lists what has not been run, seed by seed."""
     parts: list[str] = []
     for seed in range(num_seeds):
         there = {name for name, curves in by_name.items() if any(c.seed == seed for c in curves)}
@@ -163,13 +163,13 @@ def missing(by_name: dict[str, list[Curve]], names: Sequence[str], num_seeds: in
 
 
 def tables(by_name: dict[str, list[Curve]], names: Sequence[str], num_seeds: int) -> str:
-    """All that the figures say, in Markdown."""
+    """All tables, in Markdown."""
     parts = [f"### {group.capitalize()}\n\n{table(by_name, group)}" for group in GROUPS]
     return "\n\n".join([missing(by_name, names, num_seeds), *parts])
 
 
 def put_between_marks(page: str, text: str) -> str:
-    """The page with ``text`` between its two marks; raises ``ValueError`` where they are not."""
+    """The page with ``text`` between its two marks; raises ``ValueError`` if they are missing."""
     before, start, rest = page.partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
@@ -178,14 +178,14 @@ def put_between_marks(page: str, text: str) -> str:
 
 
 def svg(by_name: dict[str, list[Curve]], start_em: float) -> str:
-    """Every trial in a panel of its own: its seeds, and behind them those of its reference."""
+    """One panel per trial: its seeds, and behind them those of its reference."""
     num_rows = -(-len(by_name) // NUM_COLUMNS)
     width, height = NUM_COLUMNS * PANEL_WIDTH, num_rows * PANEL_HEIGHT
     most = max(points[1] for curves in by_name.values() for c in curves for points in c.points)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" font-family="sans-serif" font-size="9">',
-        "<title>Held-out exact match over episodes, each trial against its reference</title>",
+        "<title>Held-out exact match over episodes, each trial with its reference</title>",
         '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
     for index, curves in enumerate(by_name.values()):
@@ -231,7 +231,7 @@ def panel(
 
 
 def height_of(em: float) -> float:
-    """Where an exact match stands in its panel, in pixels from the top."""
+    """The position of an exact match in its panel, in pixels from the top."""
     share = (max(em, LOWEST_EM) - LOWEST_EM) / (1 - LOWEST_EM)
     return round(PANEL_HEIGHT - BOTTOM - share * (PANEL_HEIGHT - BOTTOM - TOP), 1)
 
@@ -239,12 +239,12 @@ def height_of(em: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tables and curves of the learning benchmark.")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, default=3, help="how many there are to be")
-    parser.add_argument("--page", type=Path, help="write tables into it, and curves beside it")
+    parser.add_argument("--seeds", type=int, default=3, help="how many are expected")
+    parser.add_argument("--page", type=Path, help="write tables into it, and curves next to it")
     args = parser.parse_args()
     by_name = read_curves(args.out)
     if not by_name:
-        raise SystemExit(f"{args.out} holds no finished trial of learning.py")
+        raise SystemExit(f"{args.out} contains no finished trial of learning.py")
     groups = yaml.safe_load(TRIALS_FILE.read_text(encoding="utf-8"))
     names = [name for group in GROUPS for name in groups[group]]
     by_name = {name: by_name[name] for name in names if name in by_name}

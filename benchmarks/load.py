@@ -1,8 +1,8 @@
-"""Closed-loop HTTP clients in a process of their own, lean enough to drive a server to its limit.
+"""Closed-loop HTTP clients in a separate process, light enough to drive a server to its limit.
 
-Each client holds one connection, sends a query, waits for the whole reply, sends the next. An
-ordinary HTTP client costs several times what the measured server costs a request; on a machine of
-two cores it would be the load generator that is measured. Used by the benchmarks and the soak.
+Each client keeps one connection: it sends a query, waits for the whole reply and sends the next. An
+ordinary HTTP client costs several times as much per request as the measured server; on a machine
+with two cores the load generator itself would be the limit. Used by the benchmarks and the soak.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import uvloop
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent: ``num_requests`` in all, by ``num_clients`` at once, queries in turn.
+    """The requests to send: ``num_requests`` in total, by ``num_clients`` in parallel.
 
-    ``num_queries`` in each request.
+    Each contains ``num_queries`` of the queries, taken in turn.
     """
 
     port: int
@@ -39,7 +39,7 @@ class Load:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came back: seconds of each request in the order answered, statuses, the whole time."""
+    """The result: seconds of each request in the order answered, statuses, the total time."""
 
     seconds: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def drive(load: Load) -> Outcome:
-    """Run the clients in another process and wait for what they saw."""
+    """Runs the clients in another process and waits for their results."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(load, theirs))
@@ -111,7 +111,7 @@ class _Client(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
+        # uvloop's transports are not a subclass of asyncio's.
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def send_next(self) -> None:
@@ -146,7 +146,7 @@ class _Client(asyncio.Protocol):
             return
         head = bytes(self._received[:end]).lower()
         if b"\r\ntransfer-encoding: chunked" in head:
-            # Nothing else is in flight, and JSON holds no line break: the last chunk ends it.
+            # Nothing else is in flight, and JSON contains no line break: the last chunk ends it.
             if not self._received.endswith(b"\r\n0\r\n\r\n"):
                 return
         else:

@@ -1,8 +1,8 @@
-"""Writes docs/models.md: how far each family's passes are from transformers' own, measured here.
+"""Writes docs/models.md: the measured difference of each family from transformers' own passes.
 
     python benchmarks/models.py
 
-Tiny random models (tests/models/families.py): a matter of minutes on two cores.
+Uses tiny random models (tests/models/families.py); takes a few minutes on two cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ START = "<!-- written by benchmarks/models.py -->"
 
 
 def measured_row(family: str) -> str:
-    """A line of the table, all of it measured now."""
+    """A line of the table, with everything measured now."""
     sampled = max(asyncio.run(sampling_difference(family, packed)) for packed in (True, False))
     packed, gradients = packing_differences(family)
     model = make_family(family)

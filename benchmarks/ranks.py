@@ -1,12 +1,13 @@
-"""What ranks cost beside their gradient: the memory to start them, a publish, a checkpoint.
+"""What ranks cost besides their gradient: the memory to start them, a publish, a checkpoint.
 
     python benchmarks/ranks.py --out runs/ranks --ranks 2
 
-A Qwen2 of random weights in bfloat16 files (the shape of Qwen2.5-0.5B unless the arguments say
-otherwise) is trained in float32 by ranks over gloo, as it is where servers sample. Printed: seconds
-and the most memory of each process while the ranks start, seconds until a process of its own has
-received all weights from rank 0, how long a checkpoint keeps the ranks from learning and how long
-it takes to its end, and the seconds to restore it. Nothing here says how fast ranks learn.
+A Qwen2 with random weights in bfloat16 files (the shape of Qwen2.5-0.5B unless the arguments say
+otherwise) is trained in float32 by ranks over gloo, as in a run in which servers sample. The script
+prints the seconds and the peak memory of each process while the ranks start, the seconds until a
+separate process has received all weights from rank 0, how long a checkpoint keeps the ranks from
+learning and how long it takes in total, and the seconds to restore it. It does not measure how fast
+ranks learn.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def make_model(args: argparse.Namespace, out: Path) -> PreTrainedTokenizerFast:
 
 
 def credited_of(length: int, num_ids: int) -> list[list[Credited]]:
-    """Two episodes of random tokens, one better than the other."""
+    """Two episodes of random tokens, one with a higher reward."""
     from forage.algorithms.packing import uncredited
 
     chance = random.Random(0)
@@ -79,7 +80,7 @@ def credited_of(length: int, num_ids: int) -> list[list[Credited]]:
 
 
 class MostMemory:
-    """Anonymous memory of this process and of each below it, looked at all the time."""
+    """Samples the anonymous memory of this process and of each descendant continuously."""
 
     def __init__(self) -> None:
         self.of: dict[int, int] = {}
@@ -89,8 +90,8 @@ class MostMemory:
 
     def _look(self) -> None:
         me, is_over = psutil.Process(), False
-        while not is_over:  # the last look is at the end: a phase may be shorter than a pause
-            is_over = self._is_over.wait(0.25)  # a look holds up the process that it is at
+        while not is_over:  # samples once more at the end: a phase may be shorter than a pause
+            is_over = self._is_over.wait(0.25)  # sampling a process delays it
             for process in (me, *me.children(recursive=True)):
                 size = _anonymous(process.pid)
                 self.of[process.pid] = max(size, self.of.get(process.pid, 0))
@@ -117,7 +118,7 @@ def _anonymous(pid: int) -> int:
 def timed(what: str) -> Iterator[None]:
     memory, started = MostMemory(), time.monotonic()
     yield
-    print(f"{what}: {time.monotonic() - started:.2f} s; at most {memory.text()}", flush=True)
+    print(f"{what}: {time.monotonic() - started:.2f} s; peak {memory.text()}", flush=True)
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -140,7 +141,7 @@ def measure(args: argparse.Namespace) -> None:
         state = RunState(1, 0, {})
         with timed("checkpoint, until the ranks may learn again"):
             write = asyncio.run(begin_checkpoint(args.out / "run", trainer, tokenizer, state, 1))
-        with timed("checkpoint, the rest, and a step beside it"):
+        with timed("checkpoint, the rest, and a step in parallel"):
             writing = threading.Thread(target=write)
             writing.start()
             learn()
@@ -171,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="where model and checkpoint go")
+    parser.add_argument("--out", type=Path, required=True, help="for the model and checkpoints")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128, help="of each of two episodes")
     shape = {"hidden": 896, "feed-forward": 4864, "layers": 24, "heads": 14, "kv-heads": 2}

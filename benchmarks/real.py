@@ -1,11 +1,11 @@
-"""What SmolLM2 does on this machine: python benchmarks/real.py MODEL_DIR [PART ...] [KEY=VALUE ...]
+"""SmolLM2 on this machine: python benchmarks/real.py MODEL_DIR [PART ...] [KEY=VALUE ...]
 
-With ``arithmetic=bfloat16`` or ``dtype=bfloat16``, as under ``model``, all but ``served`` is so.
-``shown``: how often what is shown of a search holds an answer, by passages and tokens.
-``learning``: a step's arithmetic beside the machine's own matrix products. ``sampling``: turns of
-the in-process engine beside transformers' generate, turn by turn. ``served``: the same turns
-of that engine beside a real vLLM server on all cores (``make vllm``). Each pair runs alternately;
-medians.
+``arithmetic=bfloat16`` or ``dtype=bfloat16``, as under ``model``, applies to all parts but
+``served``. ``shown``: how often the passages shown for a search contain an answer, by passages and
+tokens. ``learning``: a step's arithmetic compared with the machine's own matrix products.
+``sampling``: turns of the in-process engine compared with transformers' generate, turn by turn.
+``served``: the same turns of that engine compared with a real vLLM server on all cores (``make
+vllm``). Each pair is interleaved; figures are medians.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def shown(config: ModelConfig) -> None:
-    """The share of development questions of which an observation shows an answer."""
+    """The share of development questions whose observation contains an answer."""
     files = resources.files("forage") / "real"
     questions = read_questions(Path(str(files / "dev.jsonl.gz")))
     codec = Codec(load_tokenizer(config))
@@ -93,7 +93,7 @@ def shown(config: ModelConfig) -> None:
 
 
 def learning(config: ModelConfig) -> None:
-    """Tokens a second of forward and backward, and their share of the matrix rate of all cores."""
+    """Tokens per second of forward and backward, and their share of all cores' matrix rate."""
     at_once = choose_at_once(config)
     model = load_model(config)
     install(model)
@@ -119,7 +119,7 @@ def learning(config: ModelConfig) -> None:
 
 
 def prompts_of(number: int) -> list[list[int]]:
-    """The prompts of a round; no two rounds share a beginning that a server could keep."""
+    """The prompts of a round; no two rounds share a prefix that a server could cache."""
     first = 1000 + number * NUM_EPISODES
     return [[first + n, *range(2000, 2000 + NUM_TOKENS)] for n in range(NUM_EPISODES)]
 
@@ -127,12 +127,12 @@ def prompts_of(number: int) -> list[list[int]]:
 async def play(
     model: PreTrainedModel, config: ModelConfig, prompts: list[list[int]], num_new: int = NUM_NEW
 ) -> float:
-    """Tokens a second of the engine in this process, all prompts answered at once."""
+    """Tokens per second of the engine in this process, all prompts answered at once."""
     stop = StopTable.of(load_tokenizer(config))
     settings = TorchPlacement(num_slots=NUM_EPISODES, tile_rows=8)
     dtype = None if config.arithmetic is None else getattr(torch, config.arithmetic)
     engine = TorchEngine(model, stop, settings, MAX_TOKENS, dtype=dtype)
-    await engine.generate([1000], Sampling(1, (), (), "", 0))  # it is ready now, as a server is
+    await engine.generate([1000], Sampling(1, (), (), "", 0))  # now it is ready, like a server
     engine.release("")
     started = time.perf_counter()
     turns = [
@@ -145,7 +145,7 @@ async def play(
 
 
 def sampling(config: ModelConfig) -> None:
-    """Sampled tokens a second: the engine's episodes together, and generate one by one."""
+    """Sampled tokens per second: the engine's episodes together, and generate one by one."""
     model, plain = load_model(config), load_model(config)
     prompts = prompts_of(0)
 
@@ -166,9 +166,9 @@ def sampling(config: ModelConfig) -> None:
 
 
 def served(config: ModelConfig) -> None:
-    """Sampled tokens a second: the engine in this process, and a real vLLM server in float32.
+    """Sampled tokens per second: the engine in this process, and a real vLLM server in float32.
 
-    With one new token for each prompt first: what the prompts alone take.
+    With one new token for each prompt first, which measures the prompts alone.
     """
     model = load_model(config)
 
@@ -200,7 +200,7 @@ def served(config: ModelConfig) -> None:
 
 @contextmanager
 def vllm_server(config: ModelConfig) -> Iterator[str]:
-    """The address of a vLLM server of this model, with all cores, as training starts its own."""
+    """The address of a vLLM server of this model, with all cores, started as in training."""
     tree = {
         "name": "served",
         "output_dir": tempfile.mkdtemp(),
@@ -216,7 +216,7 @@ def vllm_server(config: ModelConfig) -> Iterator[str]:
     engine, program = run.placement.engine, vllm_program(None)
     assert isinstance(engine, VllmPlacement)
     if program is None:
-        raise SystemExit("there is no vLLM here: make vllm")
+        raise SystemExit("vLLM is not installed: make vllm")
     with bind_port("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     command = [*vllm_command(run, engine, program), "--host", "127.0.0.1", "--port", str(port)]
@@ -233,7 +233,7 @@ def vllm_server(config: ModelConfig) -> Iterator[str]:
             try:
                 urllib.request.urlopen(f"{url}/health", timeout=5).close()
                 break
-            except OSError:  # not there yet
+            except OSError:  # not ready yet
                 time.sleep(1)
         yield url
     finally:

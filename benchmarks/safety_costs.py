@@ -1,9 +1,9 @@
-"""What two guards cost: a page's text found in another process, an index's files compared at start.
+"""The cost of two guards: extracting a page in another process, and checking an index at startup.
 
-``pages``: the usual page through ``Extraction`` and through the extractor here, in turns;
-with ``--hostile`` also two megabytes of ``<p>x``. ``index``: a BM25 index of the generated
-encyclopedia opened without checksums (as indexes of older versions are), with them and whole, in
-turns; and a file of a gigabyte. Only ratios within a run mean something.
+``pages``: the usual page through ``Extraction`` and through the extractor in this process,
+interleaved; with ``--hostile`` also two megabytes of ``<p>x``. ``index``: a BM25 index of the
+generated encyclopedia opened without checksums (as for indexes of older versions), with them and
+with a full check, interleaved; and a file of one gigabyte. Only ratios within a run are meaningful.
 
     python benchmarks/safety_costs.py pages --hostile
     python benchmarks/safety_costs.py index --passages 100000
@@ -119,7 +119,7 @@ def measure_index(folder: Path, num_passages: int, num_rounds: int) -> None:
         for seed in range(64):
             file.write(np.random.default_rng(seed).bytes(2**24))
     stated = sum_file(large)
-    print("a file of a gigabyte")
+    print("a file of one gigabyte")
     compare(
         {
             "samples": lambda: check_file_sums(large.parent, {large.name: stated}, False, ""),
@@ -130,7 +130,7 @@ def measure_index(folder: Path, num_passages: int, num_rounds: int) -> None:
 
 
 def compare(ways: dict[str, Callable[[], None]], num_rounds: int) -> None:
-    """Each way in its turn; medians."""
+    """Times the methods in turns; prints medians."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(num_rounds + 1):
         for name, way in ways.items():

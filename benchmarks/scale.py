@@ -1,14 +1,14 @@
-"""The demo's training by a real vLLM server and two ranks under Ray, against one process.
+"""The demo's training with a real vLLM server and two ranks under Ray, compared with one process.
 
     make vllm
     python benchmarks/scale.py --out runs/scale --steps 8
 
-``--runs`` chooses among them: torch (one process), vllm (a server samples), ray (a server samples,
-and two FSDP ranks that Ray has placed learn). All runs take the shipped warm start, the same
-questions in the same order and the same search server; a server samples with other random numbers.
-Printed for each: the exact match of the greedy evaluation at the end, the largest and the mean
+``--runs`` selects from: torch (one process), vllm (a server samples), ray (a server samples, and
+two FSDP ranks placed by Ray learn). All runs use the shipped warm start, the same questions in the
+same order and the same search server; a server samples with different random numbers. The script
+prints for each run the exact match of the greedy evaluation at the end, the largest and the mean
 difference between the log-probabilities of sampler and trainer, and the seconds of a step by phase.
-benchmarks/scale.md has the figures.
+benchmarks/scale.md has the results.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ PACKAGE = Path(forage.__file__).parent
 RUNS = ("torch", "vllm", "ray")
 PHASES = ("rollout", "train", "publish", "record")
 CONSTANT_RATE = {"learning_rate": 5e-5, "final_learning_rate_ratio": 1.0}
-"""The rate of the runs in scale.md: with the demo's, a run of another length has other rates."""
+"""The rate of the runs in scale.md. The demo's rate depends on the length of the run."""
 
 
 def config_of(name: str, url: str, args: argparse.Namespace) -> RunConfig:
-    """The demo's recipe, placed as ``name`` says."""
+    """The demo's recipe with the placement called ``name``."""
     out, steps = args.out, args.steps
     tree: dict[str, Any] = yaml.safe_load((PACKAGE / "commands" / "demo.yaml").read_text())
     tree |= {"output_dir": str(out / name), "model": {"path": str(PACKAGE / "warm" / "model")}}
@@ -65,7 +65,7 @@ def config_of(name: str, url: str, args: argparse.Namespace) -> RunConfig:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The demo's training, placed otherwise")
+    parser = argparse.ArgumentParser(description="The demo's training with other placements")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--questions", type=int, default=120, help="questions of the evaluation")
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def report(name: str, rows: list[dict[str, Any]]) -> None:
-    """One paragraph of figures."""
+    """Prints one run's figures."""
     print(f"{name}: {len(rows)} steps")
     print(f"  EM at the end {rows[-1].get('eval/normal/em/mean')}")
     print(f"  reward by step {[round(row['reward/mean'], 3) for row in rows]}")

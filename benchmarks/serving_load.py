@@ -1,16 +1,16 @@
-"""The service under a rollout's load, against a server of the original's design, in one run.
+"""The service under a rollout's load, compared with a server of the original's design, in one run.
 
-- dense: 256 clients with one query a request, a real encoder (MiniLM) on the CPU and a flat FAISS
+- dense: 256 clients with one query per request, a real encoder (MiniLM) on the CPU and a flat FAISS
   index. The original's design is a synchronous handler in a thread pool that encodes and searches
-  for each request alone; ours joins the queries of all connections, encodes them and searches as
-  ``forage serve`` does. In float32 and, where the processor multiplies bfloat16, in bfloat16 (with
-  the share of the best ten that stay), and against encoder and index without a server.
+  each request separately; ours combines the queries of all connections, encodes them and searches
+  as ``forage serve`` does. In float32 and, if the processor multiplies bfloat16, in bfloat16 (with
+  the share of the best ten that stay), and compared with encoder and index without a server.
 - rollout: 256 clients with 64 queries each at once, in float32: how many are answered, and when.
-- lone: one client with one query a request, the two servers in turns, so that both meet the same
-  noise.
-- batch: the same with 64 queries a request.
-- bm25: the same index searched in-process and over HTTP by 256 clients;
-  an index of one's own (of a million passages, say) with --index and --questions.
+- lone: one client with one query per request, the two servers interleaved, so that both experience
+  the same noise.
+- batch: the same with 64 queries per request.
+- bm25: the same index searched in process and over HTTP by 256 clients; use --index and --questions
+  for another index (with a million passages, say).
 
 Vectors are random (only speed matters); queries are questions of the generated encyclopedia.
 
@@ -62,7 +62,7 @@ TEXT = "A passage of about a hundred words has some six hundred characters of te
 
 @dataclass(frozen=True, slots=True)
 class DenseSettings:
-    """What a server process builds its search from."""
+    """The settings from which a server process builds its search."""
 
     index_file: Path  # of FAISS, flat
     num_threads: int
@@ -112,7 +112,7 @@ def our_rows(settings: DenseSettings) -> Rows:
 
 
 class MadeUpPassages:
-    """A source whose rows are found and whose passages say nothing."""
+    """A source with real rows and meaningless passages."""
 
     def __init__(self, rows: Rows, num_passages: int) -> None:
         self.id = self.name = "minilm"
@@ -126,7 +126,7 @@ class MadeUpPassages:
         ]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, since nothing is open."""
 
 
 def write_vectors(path: Path, num_vectors: int) -> None:
@@ -188,7 +188,7 @@ def _run(app: Any, port: int) -> None:
 
 @contextmanager
 def running(serve: Callable[[DenseSettings, int], None], settings: DenseSettings) -> Iterator[int]:
-    """A server process; gives its port."""
+    """Runs a server process; gives its port."""
     with bind_port("127.0.0.1", 0) as free:
         port: int = free.getsockname()[1]
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(settings, port))
@@ -224,7 +224,7 @@ def run_dense(args: argparse.Namespace, questions: Sequence[str], index_file: Pa
         ways.append(("ours, bfloat16", serve_ours, "bfloat16"))
     outcomes: dict[str, Outcome] = {}
     for name, serve, dtype in ways:
-        # The slow one gets fewer requests, so that it does not take the whole time.
+        # The slow server gets fewer requests, to limit the total time.
         num_requests = max(2 * NUM_CLIENTS, args.requests // (4 if serve is serve_original else 1))
         with running(serve, DenseSettings(index_file, args.threads, dtype)) as port:
             drive(Load(port, questions[-NUM_CLIENTS:], NUM_CLIENTS, NUM_CLIENTS))
@@ -255,7 +255,7 @@ def _compare_with_alone(
     index_file: Path,
     outcomes: dict[str, Outcome],
 ) -> None:
-    """What encoder and index do without a server, in the batch that is best for them."""
+    """Compares with encoder and index without a server, at their best batch size."""
     dtypes: dict[str, Dtype] = {"ours": "float32", "ours, bfloat16": "bfloat16"}
     for name, dtype in dtypes.items():
         if name not in outcomes:
@@ -270,8 +270,8 @@ def _compare_with_alone(
             rates[size] = 1024 / (time.perf_counter() - started)
         best = max(rates, key=rates.__getitem__)
         print(
-            f"  {name}: encoder and index alone {rates[best]:.0f} queries/s, {best} at a time; "
-            f"served {outcomes[name].per_second / rates[best]:.2f} of it"
+            f"  {name}: encoder and index by themselves {rates[best]:.0f} queries/s, {best} at a "
+            f"time; served {outcomes[name].per_second / rates[best]:.2f} of that rate"
         )
 
 
@@ -291,8 +291,8 @@ def run_lone(
 ) -> None:
     num_requests = max(20, args.lone_requests // num_queries)
     print(
-        f"\nlone: one client, {num_queries} queries a request, {args.rounds} rounds of "
-        f"{num_requests} requests each way"
+        f"\nlone: one client, {num_queries} queries per request, {args.rounds} rounds of "
+        f"{num_requests} requests to each"
     )
     settings = DenseSettings(index_file, args.threads, "float32")
     medians: dict[str, list[float]] = {"original's design": [], "ours": []}
@@ -319,7 +319,7 @@ def run_bm25(args: argparse.Namespace, questions: Sequence[str], index_dir: Path
         for first in range(0, args.requests, 64):
             index.search([questions[i % len(questions)] for i in range(first, first + 64)], 3)
         in_process = args.requests / (time.perf_counter() - started)
-    print(f"  in-process, one thread, 64 queries a call: {in_process:8.0f} queries/s")
+    print(f"  in process, one thread, 64 queries per call: {in_process:8.0f} queries/s")
     command = [sys.executable, "-m", "forage", "serve", "--cache-size", "0"]
     with ServerProcess(index_dir, command=command) as server:
         drive(Load(server.port, questions, 500, NUM_CLIENTS))
@@ -336,12 +336,12 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=["dense", "rollout", "lone", "batch", "bm25"])
     parser.add_argument("--vectors", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=40_000, help="articles of the encyclopedia")
-    parser.add_argument("--index", type=Path, help="for bm25: this index, none is built")
-    parser.add_argument("--questions", type=Path, help="asked instead of the encyclopedia's")
+    parser.add_argument("--index", type=Path, help="for bm25: an existing index")
+    parser.add_argument("--questions", type=Path, help="use these instead of the encyclopedia's")
     parser.add_argument("--requests", type=int, default=8000)
     parser.add_argument("--lone-requests", type=int, default=200)
     parser.add_argument(
-        "--each", type=int, default=64, help="queries of a request of rollout and batch"
+        "--each", type=int, default=64, help="queries per request of rollout and batch"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

@@ -1,7 +1,7 @@
-"""Commands of Forage beside each other on one machine, within a time: for benchmarks.
+"""Runs commands of Forage in parallel on one machine within a time limit: for benchmarks.
 
-Each has a log of its own. While they run a line says every so often how far each is; the last words
-of one that fails are printed at once, and the others go on.
+Each command writes its own log. While they run, a line reports their progress at intervals. If one
+fails, the last lines of its log are printed at once, and the others continue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""What is set for each command, where the caller's environment does not say otherwise."""
+"""Set for each command unless the caller's environment has another value."""
 SHOWN_EVERY_S, POLL_S, LAST_LINES = 20.0, 0.5, 25
 
 
@@ -60,9 +60,9 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, seconds: float, stop_s: float) -> list[Job]:
-    """Run them until all have ended or the time is over; gives those that failed.
+    """Runs the jobs until all have ended or the time is over; returns those that failed.
 
-    Who still runs ``stop_s`` before the end is asked to stop, and killed at the end.
+    A job still running ``stop_s`` before the end is asked to stop, and is killed at the end.
     """
     started = time.monotonic()
     waiting, running, failed = list(jobs), list[Job](), list[Job]()
@@ -81,7 +81,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, seconds: float, stop_s: float) -
                     print(job.last_words(), flush=True)
             if now > seconds - stop_s and not was_asked:
                 was_asked = True
-                print(f"{now:.0f} s: the time is over, {len(running)} are asked to stop")
+                print(f"{now:.0f} s: the time is over, stopping {len(running)} jobs")
                 _signal(running, signal.SIGINT)
             if now > seconds:
                 break

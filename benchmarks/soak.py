@@ -1,14 +1,14 @@
 """Does the service's memory stay flat over many requests?
 
-Starts ``forage serve`` over a generated encyclopedia and sends it requests from 64 clients: queries
-that were never asked before (so that the cache turns over), among them requests that are malformed,
-too large or unauthorised. Prints the memory after each twentieth and fails where the median of the
-last quarter is above that of the quarter before by more than ``--max-growth-mb``.
+Starts ``forage serve`` over a generated encyclopedia and sends it requests from 64 clients. No
+query is repeated (so that the cache turns over), and some requests are malformed, too large or
+unauthorised. Prints the memory after each twentieth, and fails if the median of the last quarter
+exceeds that of the previous quarter by more than ``--max-growth-mb``.
 
     python benchmarks/soak.py --requests 100000
     python benchmarks/soak.py --requests 45000 --size 2000 --encoder MODEL
 
-With an encoder the index is one of vectors, and batches of queries have ever new shapes.
+With an encoder the index contains vectors, and batches of queries keep having new shapes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ WRONG = (b"{", b'{"queries": [5]}', b'{"queries": ["' + b"a" * 30_000 + b'"]}', 
 
 
 def memory_mb(pid: int) -> float:
-    """Memory of the server that nobody else shares (mapped files apart)."""
+    """Private memory of the server, without mapped files."""
     return psutil.Process(pid).memory_full_info().uss / 2**20
 
 
 def send_wrong(url: str) -> None:
-    """One of each wrong request; each must be refused."""
+    """Sends one of each malformed request; all must be refused."""
     for body in WRONG:
         request = urllib.request.Request(f"{url}/retrieve", body)
         try:
@@ -53,7 +53,7 @@ def send_wrong(url: str) -> None:
 
 
 def build(directory: Path, encoder: str | None) -> None:
-    """Index the corpus in ``directory``, by words or by an encoder's vectors."""
+    """Indexes the corpus in ``directory``, by words or by an encoder's vectors."""
     command = [sys.executable, "-m", "forage", "--quiet", "index"]
     command += ["--corpus", str(directory / "corpus.jsonl"), "--out", str(directory / "index")]
     if encoder is not None:
@@ -65,7 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=10_000, help="articles of the encyclopedia")
-    parser.add_argument("--encoder", help="search vectors of this encoder instead of words")
+    parser.add_argument("--encoder", help="search this encoder's vectors instead of words")
     parser.add_argument("--max-growth-mb", type=float, default=5.0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -88,10 +88,10 @@ def main() -> int:
                 send_wrong(server.url)
                 memory.append(memory_mb(server.pid))
                 print(f"{(part + 1) * size:8d} requests  {memory[-1]:7.1f} MB  {outcome}")
-    # Medians: a single reading may fall into the working memory of a batch, some 100 MB.
+    # Medians: a single reading may include the working memory of a batch, some 100 MB.
     third, fourth = memory[NUM_PARTS // 2 : NUM_PARTS * 3 // 4], memory[NUM_PARTS * 3 // 4 :]
     growth = median(fourth) - median(third)
-    print(f"fourth quarter against third: {growth:+.1f} MB (at most {args.max_growth_mb:g})")
+    print(f"fourth quarter minus third: {growth:+.1f} MB (limit {args.max_growth_mb:g})")
     return int(growth > args.max_growth_mb)
 
 

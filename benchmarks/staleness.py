@@ -1,14 +1,14 @@
-"""Where does correction begin to matter? Staleness and learning rate, with and without correction.
+"""When does correction begin to matter? Staleness and learning rate, with and without correction.
 
     python benchmarks/staleness.py --out runs/staleness --seeds 0
     python benchmarks/staleness.py --out runs/staleness --seeds 0 --table
 
-Each trial is one of ``learning.py``, longer: the demo's world and shipped warm start, 32 steps of
-64 episodes, a greedy evaluation of 160 held-out questions after every eight steps, and at the end
-four episodes of each at temperature 1 (avg@4). The policy that learns is up to S updates ahead of
-the one that sampled. Plain: the ratio is to the trainer's own policy before the update, as if that
-had sampled. Corrected: weights of trainer over sampler, truncated at 2. A trial that is finished is
-not run again.
+Each trial is a longer one of ``learning.py``: the demo's world and shipped warm start, 32 steps of
+64 episodes, a greedy evaluation on 160 held-out questions after every eight steps, and at the end
+four episodes of each at temperature 1 (avg@4). The learning policy is up to S updates ahead of the
+sampling one. Plain: the ratio is to the trainer's own policy before the update, as if it had
+sampled. Corrected: weights of trainer over sampler, truncated at 2. A finished trial is not run
+again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PRINT = Console(soft_wrap=True, highlight=False).print
 
 
 def trials(rates: list[float]) -> Iterator[Trial]:
-    """Every rate with every bound; what is not stale needs no correction."""
+    """Every rate with every bound; fresh batches need no correction."""
     for rate in rates:
         for bound in BOUNDS:
             for is_corrected in (False, True) if bound else (False,):
@@ -68,7 +68,7 @@ def trials(rates: list[float]) -> Iterator[Trial]:
 
 
 def run(trial: Trial, stage: Stage, seed: int) -> None:
-    """One trial to its end, or to what ended it, and its figures."""
+    """Runs one trial to its end or its failure, and writes its figures."""
     folder = folder_of(trial, stage.out, seed)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -88,7 +88,7 @@ def run(trial: Trial, stage: Stage, seed: int) -> None:
 
 
 def table(out: Path, seeds: list[int], rates: list[float]) -> None:
-    """What is finished, in Markdown."""
+    """Prints the finished trials as a Markdown table."""
     PRINT("| trial | seed | EM after 8, 16, 24, 32 steps | avg@4 | updates stale | cut | entropy |")
     PRINT("|---|---|---|---|---|---|---|")
     for trial in trials(rates):
@@ -112,11 +112,11 @@ def table(out: Path, seeds: list[int], rates: list[float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Staleness against learning rate.")
+    parser = argparse.ArgumentParser(description="Staleness at several learning rates.")
     parser.add_argument("--out", type=Path, default=Path("runs/staleness"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
-    parser.add_argument("--table", action="store_true", help="what is finished, and nothing run")
+    parser.add_argument("--table", action="store_true", help="print finished trials, run none")
     args = parser.parse_args()
     if args.table:
         table(args.out, args.seeds, args.rates)

@@ -63,7 +63,7 @@ OVERRIDES = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Function:
-    """A ``def`` of a file below ``forage/``, with its decorators: lines ``first`` to ``last``."""
+    """A ``def`` in a file below ``forage/``, with its decorators: lines ``first`` to ``last``."""
 
     file: str
     first: int
@@ -76,7 +76,7 @@ class Function:
 
 
 def functions(file: str, tree: ast.AST, prefix: str = "") -> Iterator[Function]:
-    """Every function of a module, those inside classes and functions too."""
+    """Every function of a module, including those inside classes and functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = f"{prefix}{node.name}"
@@ -171,17 +171,17 @@ def training_step(run: Run) -> set[Function]:
             recorder.is_on = step.number == 0
             if step.number == 1:
                 assert step.metrics["searches/mean"] > 0, "no episode searched"
-                assert step.metrics["optimizer/grad_norm"] > 0, "nothing was learnt"
+                assert step.metrics["optimizer/grad_norm"] > 0, "nothing was learned"
                 break
-    # The library hands the steps over to this script; ``forage train`` does without.
+    # The library hands the steps to this script, which ``forage train`` does not do.
     return {function for function in recorder.story() if function.file != "run.py"}
 
 
 def query(run: Run, index: Path) -> set[Function]:
-    """From a search that the policy asked for to the observation that it reads, with the server.
+    """From a search of the policy to the observation that it reads, including the server.
 
     Two searches are recorded. The server takes up the second when it has finished the first, so the
-    first is recorded whole, also what the server does after its reply.
+    first is recorded completely, including the server's work after its reply.
     """
     config = run.config
     player = Player(config.environment, config.rollout, load_tokenizer(config.model), config.seed)
@@ -206,14 +206,14 @@ def query(run: Run, index: Path) -> set[Function]:
 
 
 def evaluation_episode(run: Run) -> set[Function]:
-    """From one episode written to the journal to the next."""
+    """From the time one episode is written to the journal until the next one is."""
     with _EpisodeRecorder() as recorder:
         run.evaluate()
     return recorder.story()
 
 
 class _EpisodeRecorder(Recorder):
-    """Is on from the second episode that is added to a journal until the third."""
+    """Is on from the second episode added to a journal until the third."""
 
     num_added = 0
 
@@ -225,7 +225,7 @@ class _EpisodeRecorder(Recorder):
 
 
 class _Server(HttpServer):
-    """Without what it does every tenth of a second, which may or may not fall into a recording."""
+    """A server without its periodic tick, which may or may not occur during a recording."""
 
     async def on_tick(self, counter: int) -> bool:
         return await uvicorn.Server.on_tick(self, counter)
@@ -236,7 +236,7 @@ def _running(app: Starlette) -> Iterator[str]:
     """A server on a thread of this process; gives its address."""
 
     async def ready() -> None:
-        """Nobody waits for it."""
+        """Does nothing, as no client waits for it."""
 
     sock = bind_port("127.0.0.1", 0)
     server = _Server(app, drain_s=0, on_ready=ready)

@@ -1,10 +1,10 @@
-"""How long the viewer's pages take over a file of many episodes; ``viewer.md`` has the figures.
+"""How long the viewer's pages take with a file of many episodes; ``viewer.md`` has the results.
 
     python benchmarks/viewer.py [--episodes 100000] [--dir DIR]
 
-Writes episodes of 3.5 KB a line (the demo's have 4.7) into a directory that it removes again, opens
-the viewer without an index and with one, and times pages: each the median of several requests
-through the app, in this process.
+Writes episodes of 3.5 KB per line (the demo has 4.7) into a directory that it removes afterwards,
+opens the viewer without an index and with one, and times its pages: each figure is the median of
+several requests to the app in this process.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ PAGES = {
     "page 2": "/episodes?page=2",
     "page in the middle": "/episodes?page=1000",
     "last page": "/episodes?page=1000000",
-    "wrong ones first": "/episodes?sort=wrong",
-    "wrong ones first, page 500": "/episodes?sort=wrong&page=500",
+    "wrong answers first": "/episodes?sort=wrong",
+    "wrong answers first, page 500": "/episodes?sort=wrong&page=500",
     "a step": "/episodes?step=700",
     "reward, searches, tokens": "/episodes?reward=<0.5&searches=>=2&length=>60&sort=-length",
     "a rare word": "/episodes?find=w4711",
@@ -105,7 +105,7 @@ def make_records(count: int) -> Iterator[EpisodeRecord]:
 
 
 def measure_cold(folder: Path) -> None:
-    """Without an index: the first page, and how long until every episode is in the list."""
+    """Without an index: the first page, and the time until every episode is in the list."""
     started = time.perf_counter()
     with TestClient(create_app([folder]), base_url="http://127.0.0.1") as client:
         client.get("/episodes").raise_for_status()
@@ -119,18 +119,18 @@ def measure_cold(folder: Path) -> None:
                 break
             time.sleep(0.5)
         print(f"every episode is in the list after {time.perf_counter() - started:.0f} s")
-        print(f"slowest page meanwhile: {slowest:.2f} s")
+        print(f"slowest page during that time: {slowest:.2f} s")
 
 
 def measure_warm(folder: Path) -> None:
-    """With the index: opening a new viewer, and pages."""
+    """With the index: opening a new viewer, and its pages."""
     times: list[float] = []
     for _ in range(NUM_REQUESTS):
         started = time.perf_counter()
         with TestClient(create_app([folder]), base_url="http://127.0.0.1") as client:
             client.get("/episodes").raise_for_status()
         times.append(time.perf_counter() - started)
-    print(f"opening a viewer, to its first page: {statistics.median(times):.3f} s")
+    print(f"opening a viewer, until the first page: {statistics.median(times):.3f} s")
     with TestClient(create_app([folder]), base_url="http://127.0.0.1") as client:
         for name, address in PAGES.items():
             times = []

@@ -1,6 +1,6 @@
-"""A publish to a process that receives weights as a server's worker does, and keeps nothing.
+"""A publish to a process that receives weights like a server's worker and discards them.
 
-``gpu.py`` and ``ranks.py`` measure it. What loads the weights into a server's model is not in it.
+``gpu.py`` and ``ranks.py`` measure it. Loading the weights into a server's model is not included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 from forage.rollout.engines.servers.engine_server import JoinInfo
 from forage.rollout.engines.servers.sender_group import GroupPlan, name_gpu, nccl_joins
 
-if TYPE_CHECKING:  # it would double the time that the process takes to start
+if TYPE_CHECKING:  # importing it would double the time that the process takes to start
     from forage.rollout.engines.servers.weight_transports import Sender
 
 TIMEOUT_S = 300.0
@@ -29,9 +29,9 @@ TIMEOUT_S = 300.0
 
 @contextmanager
 def publishing(sender: Sender, device: torch.device) -> Iterator[tuple[Callable[[], int], str]]:
-    """A publish to a new process with ``device``, and which way it goes: NCCL or gloo.
+    """A publish to a new process with ``device``, and its transport: NCCL or gloo.
 
-    The publish ends when all has been received, and gives the number of bytes.
+    The publish ends when everything has been received, and returns the number of bytes.
     """
     by_nccl = nccl_joins([sender.gpu(), name_gpu(device)])
     (info,) = sender.open_group(GroupPlan(("http://127.0.0.1:9",), (1,), by_nccl, TIMEOUT_S))
@@ -50,7 +50,7 @@ def publishing(sender: Sender, device: torch.device) -> Iterator[tuple[Callable[
 
 
 class _Publish:
-    """Each bucket is announced, sent, and said to be there."""
+    """Announces each bucket, sends it, and waits until it is acknowledged."""
 
     def __init__(self, sender: Sender, announced: IO[str], received: IO[str]) -> None:
         self._sender, self._announced, self._received = sender, announced, received
@@ -71,7 +71,7 @@ def _raise(why: str | None) -> None:
 
 
 def _receive(info: JoinInfo, device: torch.device) -> None:
-    """Join the sender's group, meet in it by a byte, and receive buckets of the sizes on stdin."""
+    """Joins the sender's group, meets it with a byte, then receives buckets of sizes from stdin."""
     patience = timedelta(seconds=info.timeout_s)
     store = TCPStore(info.address, info.port, is_master=False, timeout=patience)
     group: Any

@@ -91,7 +91,7 @@ def test_a_run_that_was_stopped_is_not_taken_for_one_that_failed(
 ):
     """A trial that had been killed was written down as finished, and not run again."""
     monkeypatch.setattr(sys, "executable", command(tmp_path, script))
-    with pytest.raises(SystemExit, match="start again to go on"):
+    with pytest.raises(SystemExit, match="start again to continue"):
         train(tmp_path, 8, resume=False)
 
 

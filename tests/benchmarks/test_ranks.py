@@ -27,7 +27,7 @@ def test_each_phase_of_two_ranks_has_its_seconds_and_the_memory_of_each_process(
     shape = "--hidden 32 --feed-forward 64 --layers 2 --heads 4 --kv-heads 2 --vocabulary 300"
     text = said_by("benchmarks/ranks.py", "--out", tmp_path, "--tokens", "32", *shape.split())
     phases = re.findall(
-        r"^(.+): \d+\.\d\d s; at most driver \d\.\d\d GB, ranks [\d., ]* ?GB$", text, re.MULTILINE
+        r"^(.+): \d+\.\d\d s; peak driver \d\.\d\d GB, ranks [\d., ]* ?GB$", text, re.MULTILINE
     )
     assert phases == [
         "start",
@@ -35,7 +35,7 @@ def test_each_phase_of_two_ranks_has_its_seconds_and_the_memory_of_each_process(
         "publish 1",
         "publish 2",
         "checkpoint, until the ranks may learn again",
-        "checkpoint, the rest, and a step beside it",
+        "checkpoint, the rest, and a step in parallel",
         "restore",
     ], text
     assert list(checkpoints(tmp_path / "run")) == [1]

@@ -46,7 +46,7 @@ def test_what_was_not_made_in_time_is_said_and_nothing_is_built_on_it(
 ) -> None:
     """It said that model and index were there, and went on to the warm start."""
     let_jobs_make(monkeypatch, *made)
-    with pytest.raises(UserError, match=r"base.* not there when the time was over.*--seconds"):
+    with pytest.raises(UserError, match=r"base.* not finished when the time was over.*--seconds"):
         prepare(arguments(tmp_path / "out", tmp_path / "model.gguf"))
     assert not (tmp_path / "out" / "warm").exists()
 
@@ -59,7 +59,7 @@ def test_a_model_directory_is_linked_once_however_often_it_is_prepared(
     started: list[str] = []
     let_jobs_make(monkeypatch, started=started)
     for _ in range(2):
-        with pytest.raises(UserError, match=r"index.* not there when the time was over"):
+        with pytest.raises(UserError, match=r"index.* not finished when the time was over"):
             prepare(arguments(tmp_path / "out", tmp_path / "model"))
     assert (tmp_path / "out" / "base").resolve() == tmp_path / "model"
     assert started == ["index", "index"]
