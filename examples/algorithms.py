@@ -1,4 +1,4 @@
-"""An estimator and a loss of your own, in both forms: a class with settings, and a function.
+"""A custom estimator and a custom loss, in both forms: a class with settings, and a function.
 
 forage train RECIPE algorithm.advantage=examples.algorithms:OverBest
 forage train RECIPE algorithm.loss=examples.algorithms:plain_loss
@@ -15,7 +15,7 @@ from forage.batch import Metrics, Tokens
 
 
 class OverBest(Estimator):
-    """The reward minus the best one of the other episodes of the question."""
+    """The reward minus the best one of the question's other episodes."""
 
     factor: float = Field(default=1.0, gt=0)
     """Multiplies each advantage."""
@@ -28,7 +28,7 @@ class OverBest(Estimator):
 
 
 def centred(rewards_G: Sequence[float]) -> list[float]:
-    """The reward minus the middle between the best and the worst of the group."""
+    """The reward minus the midpoint between the group's best and worst rewards."""
     middle = (max(rewards_G) + min(rewards_G)) / 2 if rewards_G else 0.0
     return [reward - middle for reward in rewards_G]
 

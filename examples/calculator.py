@@ -1,4 +1,4 @@
-"""A tool of one's own: ``environment.tools: [search, examples.calculator:calculator]``."""
+"""A custom tool: ``environment.tools: [search, examples.calculator:calculator]``."""
 
 import re
 
@@ -15,7 +15,7 @@ class Calculator:
                 return f"{eval(expression.strip()):.12g}"
         except (SyntaxError, TypeError, ArithmeticError):
             pass
-        return "This cannot be worked out."  # the model's mistake, from which it may learn
+        return "This cannot be worked out."  # the model's mistake, which it can learn from
 
 
 calculator = Calculator()

@@ -1,6 +1,6 @@
-"""The loop in ten lines, with a reward and a search of one's own, as docs/library.md has it.
+"""The loop in ten lines, with a custom reward and search, as in docs/library.md.
 
-Write a world to search first: ``forage data world --size 300 --out world``.
+First generate a world to search: ``forage data world --size 300 --out world``.
 """
 
 import json

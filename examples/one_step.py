@@ -48,7 +48,7 @@ def search(query: str) -> list[str]:
 
 
 def settings(world: Path) -> RunConfig:
-    """A recipe of a few seconds, with the small model that ships with Forage."""
+    """A recipe that takes a few seconds, with the small model that ships with Forage."""
     return build_config(
         {
             "model": {"path": str(Path(forage.__file__).parent / "warm" / "model")},
@@ -78,7 +78,7 @@ async def play(
 
 
 def credit(config: RunConfig, groups: Sequence[Sequence[Episode]]) -> tuple[list[Credited], float]:
-    """The reward of each episode against its group's mean, at every sampled token."""
+    """Each episode's reward relative to its group's mean, at every sampled token."""
     credited: list[Credited] = []
     rewards: list[float] = []
     for group in groups:

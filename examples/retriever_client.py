@@ -1,14 +1,14 @@
-"""Calls a Forage search server from a training loop of your own: veRL, slime, or anything else.
+"""Calls a Forage search server from another training loop: veRL, slime, or your own.
 
-Copy this file; it needs Python's standard library alone. The wire format is that of Search-R1's
-retriever, so it works with those servers, too. In a rollout worker::
+Copy this file; it only needs Python's standard library. The wire format is that of Search-R1's
+retriever, so it also works with such servers. In a rollout worker::
 
     retriever = Retriever(["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
     texts = retriever.as_information(retriever.retrieve(["who wrote the first program"]))
 
 veRL's search tool sends ``return_scores: true`` and reads ``result[i][j]["document"]["contents"]``;
-those of slime, RLinf and ASearcher send false and read ``result[i][j]["contents"]``, the latter two
-``["url"]`` as well. All work unchanged against a Forage server: set their retriever URL to
+the tools of slime, RLinf and ASearcher send false and read ``result[i][j]["contents"]``, the latter
+two ``["url"]`` as well. All of them work unchanged with a Forage server: set their retriever URL to
 ``http://HOST:PORT/retrieve``.
 """
 
@@ -29,12 +29,12 @@ _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class SearchFailed(Exception):
-    """No server answered within the deadline. It is not an empty result: treat it as missing."""
+    """No server answered within the deadline. Treat it as missing, not as an empty result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A passage; ``score`` is None where scores were not asked for."""
+    """A passage; ``score`` is None if scores were not requested."""
 
     id: str
     contents: str
@@ -42,7 +42,7 @@ class Document:
 
 
 class Retriever:
-    """A blocking client, safe to share between threads; ask many queries in one call."""
+    """A blocking client, safe to share between threads; send many queries in one call."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Retriever:
         timeout_s: float = 30.0,
         deadline_s: float = 90.0,
     ) -> None:
-        """``timeout_s`` for one try, ``deadline_s`` for all tries of a call."""
+        """``timeout_s`` limits one try, ``deadline_s`` all tries of a call."""
         self._urls = [url.rstrip("/").removesuffix("/retrieve") + "/retrieve" for url in urls]
         self._headers = {"Content-Type": "application/json"}
         if token:
@@ -61,7 +61,7 @@ class Retriever:
     def retrieve(
         self, queries: Sequence[str], topk: int = 3, return_scores: bool = True
     ) -> list[list[Document]]:
-        """For each query its passages, best first; raises ``SearchFailed`` or ``ValueError``."""
+        """The passages of each query, best first; raises ``SearchFailed`` or ``ValueError``."""
         body = {"queries": list(queries), "topk": topk, "return_scores": return_scores}
         reply = self._post(json.dumps(body).encode())
         if len(reply["result"]) != len(queries):
@@ -82,7 +82,7 @@ class Retriever:
 
     def _post(self, body: bytes) -> dict:
         deadline = time.monotonic() + self._deadline_s
-        first, pause_s, said = random.randrange(len(self._urls)), 0.25, "nothing was tried"
+        first, pause_s, reason = random.randrange(len(self._urls)), 0.25, "nothing was tried"
         tries = 0
         while (left_s := deadline - time.monotonic()) > 0:
             url = self._urls[(first + tries) % len(self._urls)]
@@ -92,20 +92,20 @@ class Retriever:
                 with urllib.request.urlopen(request, timeout=timeout_s) as response:
                     return json.loads(response.read())
             except urllib.error.HTTPError as error:
-                said = f"{url}: HTTP {error.code}: {error.read(300).decode('utf-8', 'replace')}"
+                reason = f"{url}: HTTP {error.code}: {error.read(300).decode('utf-8', 'replace')}"
                 if error.code not in _RETRIED_STATUSES:
-                    raise ValueError(said) from None  # the request is wrong: mend it
+                    raise ValueError(reason) from None  # the request is wrong; retrying cannot help
             except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-                said = f"{url}: {error}"
+                reason = f"{url}: {error}"
             tries += 1
             if tries % len(self._urls) == 0:  # every server failed: wait before the next round
                 time.sleep(min(pause_s * random.uniform(0.5, 1.5), max(0.0, left_s)))
                 pause_s = min(2 * pause_s, 8.0)
-        raise SearchFailed(f"no server answered within {self._deadline_s:g} s; last: {said}")
+        raise SearchFailed(f"no server answered within {self._deadline_s:g} s; last: {reason}")
 
 
 def _document(found: dict) -> Document:
-    """Either shape: ``{"document": {...}, "score": 1.5}`` or the document alone."""
+    """Reads either shape: ``{"document": {...}, "score": 1.5}`` or only the document."""
     document = found.get("document", found)
     return Document(str(document.get("id", "")), document["contents"], found.get("score"))
 

@@ -1,6 +1,7 @@
-"""Rewards of one's own, by import path: ``reward.functions`` in a recipe (docs/rewards.md).
+"""Custom rewards by import path: ``reward.functions`` in a recipe (docs/rewards.md).
 
-Run the command where this path leads: ``examples.rewards:short`` from the project's root.
+Run the command in a directory from which the path can be imported: ``examples.rewards:short`` from
+the root of the project.
 """
 
 from forage.types import Episode, Reward
@@ -12,7 +13,7 @@ def short(episode: Episode) -> float:
 
 
 async def found_early(episode: Episode) -> Reward:
-    """1 if the first search brought up a gold passage; how many it did is recorded beside it."""
+    """1 if the first search found a gold passage; also records how many it found."""
     gold = set(episode.question.gold_passage_ids)
     num_gold = len(gold & set(episode.turns[0].passage_ids_K))
     return Reward(float(num_gold > 0), {"num_gold": float(num_gold)})

@@ -1,11 +1,12 @@
-"""What veRL, slime and Search-R1 ask of a Forage server, and what each makes of the reply.
+"""What veRL, slime and Search-R1 send to a Forage server, and what each makes of the reply.
 
-Run it against a server of yours before a run of theirs; it needs Python's standard library alone.
+Run it against your server before you run one of these trainers; it only needs Python's standard
+library.
 
     python examples/trainer_clients.py "who wrote the first compiler" --url http://127.0.0.1:8000
 
-Each prints the setting of the trainer that names the server, and the text that its policy would
-read. docs/serving.md has the other clients that work unchanged.
+It prints for each trainer the setting that names the server, and the text that its policy would
+read. docs/serving.md lists the other clients that work unchanged.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def ask(url: str, query: str, topk: int, return_scores: bool) -> list[dict[str, 
 
 
 def search_r1(url: str, query: str, topk: int) -> str:
-    """``Doc 1(Title: "T") text``; it asks for scores, so that contents stand in a document."""
+    """``Doc 1(Title: "T") text``; requests scores, so that contents are inside ``document``."""
     return lines([hit["document"] for hit in ask(url, query, topk, return_scores=True)])
 
 
 def verl(url: str, query: str, topk: int) -> str:
-    """A JSON object with one text, an empty line between the passages."""
+    """A JSON object with one text, with an empty line between passages."""
     shown: list[str] = []
     for number, hit in enumerate(ask(url, query, topk, return_scores=True), start=1):
         title, _, text = hit["document"]["contents"].partition("\n")
@@ -47,12 +48,12 @@ def verl(url: str, query: str, topk: int) -> str:
 
 
 def slime(url: str, query: str, topk: int) -> str:
-    """As Search-R1 writes it; it asks for no scores, and reads contents beside the id."""
+    """In Search-R1's format; requests no scores, and reads contents next to the id."""
     return lines(ask(url, query, topk, return_scores=False))
 
 
 def lines(documents: list[dict[str, Any]]) -> str:
-    """A line a passage; the first line of its contents is the title."""
+    """One line per passage; the first line of its contents is the title."""
     shown: list[str] = []
     for number, document in enumerate(documents, start=1):
         title, _, text = document["contents"].partition("\n")

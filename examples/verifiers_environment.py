@@ -1,10 +1,10 @@
-"""A recipe of Forage as an environment of verifiers (0.4 and later): questions, tools and reward.
+"""A Forage recipe as an environment of verifiers (0.4 and later): questions, tools and reward.
 
     PYTHONPATH=examples vf-eval verifiers_environment --env.taskset.recipe recipe.yaml \\
         --env.agent.harness.id null --env.agent.runtime.type subprocess --model MODEL -n 5
 
-The recipe's tools run in a process of their own, which verifiers starts; what they gave is kept
-in the state of the rollout, for the reward.
+The recipe's tools run in a separate process, which verifiers starts; the state of the rollout keeps
+their results for the reward.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RecipeTools(vf.Toolset[ToolsConfig, Calls]):
     TOOL_PREFIX = None
 
     async def setup(self) -> None:
-        os.chdir(self.config.directory)  # verifiers starts it elsewhere, and a recipe has paths
+        os.chdir(self.config.directory)  # the recipe has relative paths
         recipe = OpenRecipe(self.config.recipe, *self.config.overrides)
         self.recipe = await self._exit_stack.enter_async_context(recipe)
 
@@ -77,8 +77,8 @@ class RecipeTask(vf.Task[RecipeData, Calls]):
         episode = await recipe.score(self.data.question, messages, trace.state.made)
         assert episode.reward is not None, "it was scored"
         trace.record_metrics(episode.reward.parts)
-        if not recipe.counts(episode):  # no reward: the rollout is an error, and teaches nothing
-            raise RuntimeError(f"{episode.status}: a call failed, and Forage would not learn")
+        if not recipe.counts(episode):  # an error, so the rollout is not trained on
+            raise RuntimeError(f"{episode.status}: a call failed; Forage excludes such an episode")
         return episode.reward.value
 
 
@@ -99,12 +99,12 @@ class RecipeTaskset(vf.Taskset[RecipeTask, RecipeConfig]):
 
 @cache
 def recipe_of(path: str, *overrides: str) -> OpenRecipe:
-    """The recipe, read once in a process."""
+    """The recipe, read once per process."""
     return OpenRecipe(path, *overrides)
 
 
 def policy_messages(trace: vf.Trace[Any, Any]) -> list[Message]:
-    """What the policy wrote, each message with how many of its calls were answered."""
+    """The policy's messages, each with the number of its calls that were answered."""
     answered = {message.tool_call_id for message in trace.tool_messages}
     found: list[Message] = []
     for said in trace.assistant_messages:
@@ -118,7 +118,7 @@ def policy_messages(trace: vf.Trace[Any, Any]) -> list[Message]:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """The arguments of a call, none for what is no JSON object; verifiers has told the policy."""
+    """The arguments of a call; none if it is not a JSON object, which verifiers has reported."""
     try:
         arguments = json.loads(text or "{}")
     except ValueError:
