@@ -4,10 +4,10 @@ vLLM imports this file because the server is started with this folder on PYTHONP
 
     --worker-extension-cls forage_receiver.Receiver --weight-transfer-config '{"backend": "forage"}'
 
-The trainer is rank 0 of the group and the workers are the others; the group is made of NCCL where
-each has a GPU to itself, and of gloo elsewhere. Weights come in buckets: one run of bytes, and what
-lies where in it. vLLM's layerwise reload puts them into its layers. Nothing of the package
-``forage`` is needed here.
+The trainer is rank 0 of the group and the workers are the other ranks. The group uses NCCL if each
+rank has its own GPU, and gloo otherwise. Weights arrive in buckets: contiguous bytes, with the
+position of each tensor. vLLM's layerwise reload puts them into its layers. This file does not need
+the package ``forage``.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from vllm.model_executor.model_loader.reload import (
 
 BACKEND = "forage"
 VERSION = 3
-"""Raised with each change of what the trainer asks here; it uses no server of another version."""
+"""Raised whenever the trainer's requests change; it only uses servers with the same version."""
 NUM_SEEN = 64
-"""Numbers of a column by which a layer is known."""
+"""How many values of a first column identify a layer."""
 _RAISES = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 @dataclass
 class GroupInfo(WeightTransferInitInfo):
-    """Where the trainer's store listens, and which rank this server's first worker has."""
+    """The address of the trainer's store, and the rank of this server's first worker."""
 
     address: str
     port: int
@@ -63,7 +63,7 @@ class GroupInfo(WeightTransferInitInfo):
 
 @dataclass
 class BucketInfo(WeightTransferUpdateInfo):
-    """What a bucket holds; ``starts`` are places in bytes."""
+    """The contents of a bucket; ``starts`` are offsets in bytes."""
 
     names: list[str]
     dtypes: list[str]
@@ -104,20 +104,20 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
         self._group = group
 
     def start_weight_update(self) -> None:
-        self.put_back()  # what an update that ended half-way has left open
+        self.put_back()  # closes an update that ended half-way
         self._is_open = True
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base's, without its wait for an accelerator, which a CPU build refuses."""
+        """As in the base class, without its wait for an accelerator, which a CPU build refuses."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: BucketInfo) -> None:
         if self._group is None:
-            raise RuntimeError("no group has been joined: POST /init_weight_transfer_engine first")
-        # A buffer for each bucket: the reload keeps views of it until a layer is complete.
+            raise RuntimeError("this worker has no group: POST /init_weight_transfer_engine first")
+        # A new buffer per bucket: the reload keeps views of it until a layer is complete.
         bucket = torch.empty(update_info.num_bytes, dtype=torch.uint8, device=self._bucket_device)
         self._group.broadcast([bucket], dist.BroadcastOptions()).wait()
         pairs: list[tuple[str, torch.Tensor]] = []
@@ -139,7 +139,7 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
         self.put_back()
 
     def put_back(self) -> None:
-        """End the reload: layers are whole again, whatever has come for them."""
+        """Ends the reload: layers are complete again, whatever has arrived for them."""
         if not self._is_open:
             return
         finalize_layerwise_reload(self.model, self.model_config)
@@ -151,21 +151,21 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
 
 
 class Receiver:
-    """Methods that a worker gets for ``/collective_rpc``."""
+    """Methods that a worker offers to ``/collective_rpc``."""
 
     def receiver_version(self) -> int:
-        """By which a copy of this file that is older than the trainer's is known."""
+        """Lets the trainer detect a copy of this file that is older than its own."""
         return VERSION
 
     def name_gpu(self) -> list[str]:
-        """The GPU that it computes on, and NCCL's version there; nothing on a CPU."""
+        """The worker's GPU and its NCCL version; nothing on a CPU."""
         if self.device.type != "cuda":
             return []
         version = ".".join(map(str, torch.cuda.nccl.version()))
         return [str(torch.cuda.get_device_properties(self.device).uuid), version]
 
     def check_weights(self, names: list[str], shapes: list[list[int]]) -> list[str]:
-        """What does not fit the served model, a sentence each; to be asked before an update."""
+        """The differences from the served model, one sentence each; called before an update."""
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
@@ -175,19 +175,19 @@ class Receiver:
         problems = [f"{name} is missing" for name in sorted(needed - set(names))]
         for name, shape in zip(names, shapes, strict=True):
             if name in known and name not in needed:
-                # Whichever came last would be both.
-                problems.append(f"{name} is another weight's twin there, and one of its own here")
+                # Loading both would leave the last one in both places.
+                problems.append(f"{name} is tied to another weight on the server, but not here")
             elif name not in known:
                 problems.append(f"{name} is not in the served model")
             elif known[name] != shape:
-                problems.append(f"{name} has the shape {known[name]} there and {shape} here")
+                problems.append(f"{name} has the shape {known[name]} on the server, {shape} here")
         return problems
 
     def first_columns(self, names: list[str]) -> dict[str, list[float]]:
-        """How the first columns of these linear layers begin, without what adapters add.
+        """The beginning of the first column of each linear layer, without its adapters.
 
-        They are asked of the layer, which keeps its weight in a form of its own on a CPU. Layers
-        that vLLM puts together begin with the first of them. Quantized ones are left out.
+        The layer computes it, because on a CPU it keeps its weight in another format. A layer that
+        vLLM merges from several begins with the first of them. Quantized layers are left out.
         """
         model = self.model_runner.get_model()
         packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
@@ -205,13 +205,14 @@ class Receiver:
                 first[0, 0] = 1
                 with torch.inference_mode():
                     column = method.apply(layer, first)[0, :NUM_SEEN]
-                columns[name] = column.nan_to_num().tolist()  # JSON knows no other numbers
+                columns[name] = column.nan_to_num().tolist()  # JSON has no NaN or infinity
         return columns
 
     def load_from_disk(self, folder: str) -> None:
-        """vLLM's own reload from a folder, and the heads after it.
+        """Runs vLLM's own reload from a folder, then repacks the heads.
 
-        One that fails leaves layers without weights, which the next turn would end the server for.
+        If the reload fails, layers without weights would end the server at the next turn, so the
+        layers are finalized all the same.
         """
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config):
@@ -224,34 +225,34 @@ class Receiver:
                 repack_heads(model)
 
     def load_adapters(self, folder: str) -> None:
-        """New adapters in the place of those that are served, for turns in flight as well.
+        """Replaces the served adapters, for turns in flight as well.
 
-        A request that asks for a load in place has its folder read at every step while it is in
-        flight: those of older adapters would come back.
+        A request that itself asks for a load in place has its folder read at every step while it is
+        in flight, so requests with older adapters would restore these.
         """
         manager = self.model_runner.lora_manager
         (served,) = manager.list_adapters()
-        # In place, this once: the old ones go when the new ones have been read.
+        # In place, only here: vLLM drops the old adapters once it has read the new ones.
         manager.add_adapter(LoRARequest(folder, served, folder, load_inplace=True))
 
     def abandon_weight_update(self) -> None:
-        """End an update that will not go on, so that the next one can start."""
+        """Ends an update that will not continue, so that the next one can start."""
         with set_current_vllm_config(self.vllm_config):  # which some layers read
             self.weight_transfer_engine.put_back()
         self._weight_update_active = False
 
 
 def repack_heads(model: torch.nn.Module) -> None:
-    """Pack the heads anew for a CPU: a reload leaves the old ones in use where they are tied."""
+    """Packs the heads again for a CPU: a reload leaves the old ones in use if they are tied."""
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
 
 
 def _packing_each_time(set_up: Callable[..., None]) -> Callable[..., None]:
-    """Packs experts for a CPU after every load: vLLM does after the first load alone.
+    """Packs experts for a CPU after every load; vLLM does so only after the first.
 
-    The kernel then read the next weights in the layout of the packed ones, that is, scrambled.
+    Without it the kernel reads later weights in the packed layout, that is, scrambled.
     """
 
     @wraps(set_up)
@@ -270,7 +271,7 @@ UnquantizedFusedMoEMethod._setup_kernel = _packing_each_time(
 
 
 def _address_towards(host: str, port: int) -> str:
-    """This machine's address as ``host`` sees it; nothing is sent."""
+    """This machine's address as seen by ``host``; sends nothing."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
@@ -280,7 +281,10 @@ def _address_towards(host: str, port: int) -> str:
 def _gloo_group(
     store: dist.Store, rank: int, world_size: int, address: str, timeout: timedelta
 ) -> dist.ProcessGroupGloo:
-    """By itself gloo listens at what the machine's name means, often loopback's address."""
+    """A gloo group that listens on ``address``.
+
+    By default gloo resolves the host name, often to the loopback address.
+    """
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timeout
@@ -290,9 +294,9 @@ def _gloo_group(
 def _nccl_group(
     store: dist.Store, rank: int, world_size: int, timeout: timedelta
 ) -> dist.ProcessGroupNCCL:
-    """A group that raises what fails; by itself NCCL's ends the process for it.
+    """An NCCL group whose failures raise errors; by default they end the process.
 
-    torch reads the variable when it makes a group, and has no other way to say it.
+    torch reads the variable when it creates a group, and offers no other way to set this.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
@@ -308,12 +312,12 @@ def _nccl_group(
 
 
 def _meet(group: dist.ProcessGroup | Any, device: torch.device, timeout_s: float) -> None:
-    """Receive a byte: NCCL connects in the first broadcast, and waits there without a deadline."""
+    """Receives a byte: NCCL connects in the first broadcast, and waits there without a timeout."""
     failures: list[RuntimeError | None] = []
 
     def work() -> None:
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # a thread begins on the first GPU
+            torch.cuda.set_device(device)  # a thread starts on the first GPU
         byte = torch.zeros(1, dtype=torch.uint8, device=device)
         try:
             group.broadcast([byte], dist.BroadcastOptions()).wait()
@@ -326,7 +330,7 @@ def _meet(group: dist.ProcessGroup | Any, device: torch.device, timeout_s: float
     thread.start()
     thread.join(2 * timeout_s)
     if not failures:
-        raise RuntimeError(f"the trainer has not begun within {2 * timeout_s:g} s")
+        raise RuntimeError(f"the trainer did not connect within {2 * timeout_s:g} s")
     if failures[0] is not None:
         raise failures[0]
 

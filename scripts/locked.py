@@ -1,7 +1,7 @@
 """Prints a pylock.toml as requirements with hashes, which both pip and uv install (``make venv``).
 
-uv writes the locks (``make lock``). pip reads them only from version 26 on, and addresses in a lock
-would bypass a mirror of PyPI; names with hashes do neither.
+uv writes the locks (``make lock``). pip reads them only from version 26 on, and the addresses in a
+lock would bypass a mirror of PyPI; names with hashes avoid both problems.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def requirements(lock: dict[str, Any]) -> Iterator[str]:
-    """A line per package: its version, its marker, and the hashes of all its files."""
+    """One line per package: its version, its marker, and the hashes of all its files."""
     for package in lock["packages"]:
         files = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else ())]
         marker = f" ; {package['marker']}" if "marker" in package else ""

@@ -1,7 +1,7 @@
-"""Puts every page, and the files that pages link to, side by side for mkdocs (``make docs``).
+"""Copies every page, and the files that pages link to, into one tree for mkdocs (``make docs``).
 
-The tree is that of the repository, so that links between ``README.md``, ``docs/`` and
-``benchmarks/`` stay as they are; the README is the first page.
+The tree matches the repository, so that links between ``README.md``, ``docs/`` and ``benchmarks/``
+keep working; the README is the first page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LINK = re.compile(r"(?:\]\(|src=\")([^)\s\"#]+)")
 
 
 def stage(out: Path) -> None:
-    """Copy to ``out``, which is made anew."""
+    """Copies the pages to ``out``, which is created anew."""
     shutil.rmtree(out, ignore_errors=True)
     pages = [
         page for folder in (".", "docs", "benchmarks") for page in (ROOT / folder).glob("*.md")
@@ -43,7 +43,7 @@ def stage(out: Path) -> None:
 
 
 def _as_staged(path: Path, target: str) -> str:
-    """A folder has no page: its link leads to the first page."""
+    """A folder has no page, so its link leads to the first page."""
     if path.is_dir():
         return "/".join(
             [".."] * (len(path.parent.resolve().relative_to(ROOT).parts)) + ["index.md"]

@@ -134,6 +134,6 @@ async def test_the_workers_compare_each_name_and_shape():
     assert await server.misfits(tensors_of(weights)) == []
     head = [*weights, ("lm_head.weight", torch.zeros_like(model.lm_head.weight))]
     (said,) = await server.misfits(tensors_of(head))
-    assert said == "lm_head.weight is another weight's twin there, and one of its own here"
+    assert said == "lm_head.weight is tied to another weight on the server, but not here"
     assert len(await server.misfits(Tensors(("a",), ("float32",), ((1,),)))) == len(weights) + 1
     await server.close()
