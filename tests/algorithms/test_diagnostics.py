@@ -42,7 +42,7 @@ def test_a_tiny_mismatch_is_measured_and_not_rounded_away():
 
 
 def drawn(sampler: Tensor, trainer: Tensor) -> dict[str, float]:
-    """The measures over a sample with exactly the sampler's frequencies, of tenths."""
+    """The measures over a sample with exactly the sampler's frequencies, in tenths."""
     counts = (sampler * 10).round().int()
     return one_sequence(
         trainer.log().repeat_interleave(counts), sampler.log().repeat_interleave(counts)
@@ -50,7 +50,7 @@ def drawn(sampler: Tensor, trainer: Tensor) -> dict[str, float]:
 
 
 def test_the_measures_are_the_divergences_of_the_distributions():
-    """Where tokens are drawn as often as they are likely, the estimates are the definitions."""
+    """If tokens are drawn exactly as often as they are likely, the estimates equal the definitions."""
     sampler, trainer = column(0.7, 0.2, 0.1), column(0.3, 0.3, 0.4)
     measures = drawn(sampler, trainer)
     kl = (sampler * (sampler / trainer).log()).sum().item()

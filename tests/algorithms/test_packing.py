@@ -30,7 +30,7 @@ from tests.training.sequences import credited
 def pack_group(
     episodes: Sequence[Episode], advantages: Sequence[float | None], max_tokens: int
 ) -> Batch:
-    """A group with one advantage an episode; None leaves it out."""
+    """A group with one advantage per episode; None leaves an episode out."""
     each = zip(episodes, advantages, strict=True)
     return pack([credited(e, a) for e, a in each if a is not None], max_tokens)
 
@@ -41,7 +41,7 @@ def pack_lines(*lines: str, advantage: float = 0.5, max_tokens: int = 100) -> Ba
 
 
 def at_their_tokens(rows: Rows, values_M: Tensor) -> Tensor:
-    """What is known of the tokens that are learnt, each at its place in the row; 0 elsewhere."""
+    """Values of the trained tokens, each at its token's position in the row; 0 at the others."""
     values_N = torch.zeros(len(rows.is_sampled_N), dtype=values_M.dtype)
     values_N[rows.is_sampled_N] = values_M
     return values_N
@@ -81,7 +81,7 @@ def test_episodes_lie_end_to_end_each_with_its_own_positions_and_advantage():
 
 
 def test_a_token_is_told_by_its_origin_and_never_by_its_id():
-    """Zero is the end, the padding and the pad of many a model; here it is everywhere."""
+    """Many models use id 0 as the end or the padding; here every token has it."""
     (rows,) = pack_lines("P 0 0  S 0 0  O 0  S 0").rows
     assert number_line(rows.is_sampled_N.int()) == "0 0 1 1 0 1"
 
@@ -105,7 +105,7 @@ def test_an_episode_in_which_nothing_was_sampled_is_left_out_and_not_counted():
 
 
 def test_a_context_that_ended_before_its_first_turn_has_no_tokens_to_learn():
-    """A deadline may come just after an episode was folded; forward passes lay it all the same."""
+    """A deadline may come just after an episode was folded; forward passes include it all the same."""
     (episode,) = line_group("P 1 2").episodes_G
     rows = lay([uncredited(episode)])
     assert number_line(rows.is_sampled_N.int()) == "0 0"
@@ -165,14 +165,14 @@ def test_balanced_bins_hold_everything_once_overflow_never_and_are_as_few(sizes,
 
 
 def test_balanced_bins_cost_about_the_same():
-    """First fit leaves the last bin nearly empty: one core would wait for the other."""
+    """First fit leaves the last bin nearly empty, so one core would wait for the other."""
     sizes = [50, 40, 30, 20, 20, 10]
     assert [sum(sizes[i] for i in bin_) for bin_ in first_fit(sizes, 100)] == [100, 70]
     assert [sum(sizes[i] for i in bin_) for bin_ in balanced_bins(sizes, 100)] == [90, 80]
 
 
 def test_what_a_sequence_costs_decides_who_shares_a_bin():
-    """By tokens 60 goes with nothing and 20, 20, 20 together; by squares they are no balance."""
+    """By tokens 60 is alone and 20, 20, 20 are together; by squares these are not balanced."""
     sizes = [60, 30, 30, 20, 20, 20]
     linear = balanced_bins(sizes, 100, float)
     square = balanced_bins(sizes, 100, lambda size: size**2)
@@ -187,8 +187,9 @@ def test_where_balance_leaves_no_room_first_fit_serves():
 
 
 def test_the_flops_of_a_sequence_grow_with_its_length_and_with_its_square():
-    """Counted by hand: two operations a weight and token; pairs (i, j <= i), four a channel, of
-    which half of the square is masked."""
+    """Counted by hand: two operations per weight and token; for pairs (i, j <= i) four per channel,
+    half of the square masked.
+    """
     assert estimated_flops(10, num_parameters=7, attention_width=0) == 2 * 7 * 10
     assert estimated_flops(10, num_parameters=0, attention_width=3) == 4 * 3 * (10 * 10 / 2)
 
@@ -289,7 +290,7 @@ def episodes(draw: st.DrawFn) -> Episode:
 
 @st.composite
 def with_observations(draw: st.DrawFn, episode: Episode) -> Episode:
-    """The same episode with observations inserted anywhere, inside sampled segments too."""
+    """The same episode with observations inserted anywhere, even inside sampled segments."""
     segments: list[Segment] = []
     for segment in episode.segments:
         pieces = [segment]
@@ -314,7 +315,7 @@ def _part(segment: Segment, start: int, end: int) -> Segment:
 
 
 def what_is_trained(batch: Batch) -> list[list[tuple[float, ...]]]:
-    """Each sequence's sampled tokens with all that the loss knows of them, in a fixed order."""
+    """Each sequence's sampled tokens with all their inputs to the loss, in a fixed order."""
     sequences: list[list[tuple[float, ...]]] = []
     for rows in batch.rows:
         told = rows.tokens

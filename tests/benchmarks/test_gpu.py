@@ -1,4 +1,4 @@
-"""What one GPU does, with a tiny model on the CPU: it is run to its end, and its check can fail."""
+"""The benchmark for one GPU, with a tiny model on the CPU: it finishes, and its check can fail."""
 
 import importlib
 import subprocess
@@ -15,7 +15,7 @@ TINY = "--device cpu --shapes tiny --episodes 8 --contexts 64 --new-tokens 8".sp
 
 
 def test_it_measures_a_publish_that_another_process_receives() -> None:
-    """It timed the filling of buckets, which no publish calls."""
+    """It used to time the filling of buckets, which no publish calls."""
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), *TINY]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for told in ("engine against float32", "trainer against float32", "training step: "):
@@ -24,7 +24,7 @@ def test_it_measures_a_publish_that_another_process_receives() -> None:
 
 
 async def test_log_probabilities_that_are_off_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were printed, and whatever they were the exit status was 0."""
+    """The differences were printed, but the exit status was always 0."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     gpu = importlib.import_module("gpu")
     model = gpu.new_model("tiny", torch.device("cpu"), is_compiled=False)
@@ -35,7 +35,7 @@ async def test_log_probabilities_that_are_off_end_it(monkeypatch: pytest.MonkeyP
 
 
 def test_a_publish_is_sent_from_a_gpu_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``cuda`` alone names none to a thread, and a publish by NCCL ended with nothing sent."""
+    """``cuda`` without an index names no GPU to a thread, and a publish by NCCL sent nothing."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     gpu = importlib.import_module("gpu")
     senders: list[Any] = []

@@ -1,4 +1,4 @@
-"""What the hard world's warm start is taught: facts out of order, and when to stop."""
+"""Training data of the hard world's warm start: facts out of order, and when to stop."""
 
 import random
 from collections import Counter

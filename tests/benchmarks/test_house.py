@@ -56,7 +56,7 @@ def stories(house: ModuleType) -> ModuleType:
 
 @pytest.mark.slow
 def test_the_page_has_the_figures_that_the_stories_have_now() -> None:
-    """After a change to a function of a story: python benchmarks/house.py."""
+    """After changing a function of a story, run python benchmarks/house.py."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(SCRIPT), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, env=environment)

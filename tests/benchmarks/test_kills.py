@@ -1,4 +1,4 @@
-"""What the benchmark of killed runs looks for: each fault is written into a run that has none."""
+"""The checks of the benchmark of killed runs: each fault is injected into a correct run."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ NUM_IN_STEP = 2 * GROUP_SIZE
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    """A run of three steps, each of two questions, as it is left by one that nobody killed."""
+    """A run of three steps of two questions each, as it looks when no process was killed."""
     rows = [{"question": f"Which is {n}?", "golden_answers": [str(n)]} for n in range(12)]
     train = tmp_path / "train.jsonl"
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -92,7 +92,7 @@ def test_an_episode_too_many_or_too_few_or_of_older_weights_is_found(
 
 
 def records_with(record: EpisodeRecord, version: int) -> Episode:
-    """The episode as if these weights had sampled it."""
+    """The records of the episode as if these weights had sampled it."""
     episode = record.episode
     segments = (episode.segments[0], Segment(Origin.SAMPLED, (2,), (-1.0,), (version,)))
     return Episode(episode.question, episode.member, segments, (), Status.ANSWERED)
@@ -107,7 +107,7 @@ def test_a_step_too_many_or_too_few_is_found(config: RunConfig, steps: list[int]
 
 
 def test_weights_that_learnt_a_step_twice_are_found(config: RunConfig):
-    """Only the records were looked at, which are cut and written again."""
+    """Only the records were checked, which are cut and rewritten."""
     progress = {"num_learnt": NUM_STEPS + 1, "version": NUM_STEPS + 1}
     path = checkpoint_path(config.output_dir, NUM_STEPS) / "progress.json"
     path.write_text(json.dumps(progress))
@@ -118,7 +118,7 @@ def test_weights_that_learnt_a_step_twice_are_found(config: RunConfig):
 def test_a_run_of_which_too_little_was_killed_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It ended well where there was no rank to kill, for example, and said so in a number alone."""
+    """It succeeded, for example, if there was no rank to kill, and only a count showed it."""
 
     class Ended:
         def wait(self, *_: object) -> int:

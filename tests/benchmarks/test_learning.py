@@ -1,4 +1,4 @@
-"""The pure parts of the learning benchmark: which trials, when one has arrived, what is written."""
+"""Pure parts of the learning benchmark: choosing trials, reaching the target, the report."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def points(*ems: float) -> list[Point]:
 
 
 def test_the_target_is_reached_at_the_first_point_a_standard_error_below_it_or_above():
-    """Of 100 questions at 0.9 the standard error is 0.03."""
+    """The standard error for 100 questions at 0.9 is 0.03."""
     assert reached_after(points(0.5, 0.86, 0.88, 0.95), 0.9, 100) == 768
     assert reached_after(points(0.5, 0.86, 0.869), 0.9, 100) is None
     assert reached_after(points(0.9), 0.9, 100) == 256
@@ -78,7 +78,7 @@ def test_a_trial_that_is_not_there_is_named_with_those_that_are():
 
 
 def command(folder: Path, script: str) -> str:
-    """A program that stands in for Python, and does what the shell script says."""
+    """A stand-in for Python that runs this shell script."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     path.chmod(0o755)
@@ -89,7 +89,7 @@ def command(folder: Path, script: str) -> str:
 def test_a_run_that_was_stopped_is_not_taken_for_one_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ):
-    """A trial that had been killed was written down as finished, and not run again."""
+    """A killed trial was recorded as finished, and not run again."""
     monkeypatch.setattr(sys, "executable", command(tmp_path, script))
     with pytest.raises(SystemExit, match="start again to continue"):
         train(tmp_path, 8, resume=False)

@@ -1,4 +1,4 @@
-"""The demo's training placed otherwise, and with staleness: the programs at their smallest size."""
+"""The demo's training with other placements and with staleness, at the smallest size."""
 
 import re
 import subprocess
@@ -15,12 +15,12 @@ SMALL = "--questions 4 --questions-per-step 1 --world-size 200".split()
 
 
 def mark_vllm(*values: object) -> object:
-    """A case that needs the real server."""
+    """Marks a case that needs the real server."""
     return pytest.param(*values, marks=needs_vllm)
 
 
 def figures_of(name: str) -> list[str]:
-    """What ``scale.py`` prints of a run of two steps."""
+    """The lines that ``scale.py`` prints for a run of two steps."""
     seconds = [
         rf"  {phase}: median \d+\.\d{{3}} s, largest \d+\.\d{{3}} s"
         for phase in ("rollout", "train", "publish", "record")
@@ -39,7 +39,7 @@ def figures_of(name: str) -> list[str]:
 def test_each_placement_trains_to_its_end_with_the_log_probabilities_of_its_sampler(
     tmp_path: Path, runs: list[str]
 ) -> None:
-    """It was started by hand alone."""
+    """It had only been run by hand."""
     sizes = ("--out", tmp_path, "--steps", "2", *SMALL)
     lines = said_by("benchmarks/scale.py", *sizes, "--runs", *runs).splitlines()
     expected = [figure for name in runs for figure in figures_of(name)]
@@ -56,7 +56,7 @@ def test_each_placement_trains_to_its_end_with_the_log_probabilities_of_its_samp
 def test_staleness_is_compared_with_none_over_searches_that_wait(
     tmp_path: Path, engine: str
 ) -> None:
-    """It was started by hand alone."""
+    """It had only been run by hand."""
     sizes = ("--engine", engine, "--steps", "3", "--pairs", "1", *SMALL)
     text = said_by("benchmarks/async.py", "--out", tmp_path, *sizes)
     for staleness in (0, 1):
@@ -77,7 +77,9 @@ def test_staleness_is_compared_with_none_over_searches_that_wait(
 
 
 def test_staleness_is_not_measured_where_no_step_would_count(tmp_path: Path) -> None:
-    """It ended in a traceback, after the first run: neither the first step counts nor the last."""
+    """It ended in a traceback after the first run, because neither the first nor the last step
+    counts.
+    """
     command = [sys.executable, "benchmarks/async.py", "--out", str(tmp_path), "--steps", "2"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 2

@@ -1,6 +1,6 @@
-"""Benchmarks as their users start them, at their smallest size: they end well, with their figures.
+"""Benchmarks as users start them, at their smallest size: they succeed and print their figures.
 
-What the check of the one with kills finds is in ``test_kills.py``.
+``test_kills.py`` tests what the benchmark of killed runs detects.
 """
 
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def said_by(*command: str | Path) -> str:
-    """What a program prints, which ends well."""
+    """The output of a program, which must succeed."""
     ended = subprocess.run(
         [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True
     )
@@ -24,7 +24,7 @@ def said_by(*command: str | Path) -> str:
 
 @pytest.mark.slow
 def test_the_driver_plays_its_episodes_and_tells_what_they_cost(tmp_path: Path):
-    """It was started by hand alone."""
+    """It had only been run by hand."""
     sizes = ("--in-flight", "4", "--episodes", "8", "--out", tmp_path)
     text = said_by("benchmarks/driver.py", *sizes)
     for figure in (
@@ -39,7 +39,7 @@ def test_the_driver_plays_its_episodes_and_tells_what_they_cost(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_run_whose_driver_is_killed_is_found_whole(tmp_path: Path):
-    """It was started by hand alone."""
+    """It had only been run by hand."""
     sizes = ("--kills", "1", "--seed", "2", "--out", tmp_path)
     text = said_by("-m", "benchmarks.kills", *sizes)
     for figure in (

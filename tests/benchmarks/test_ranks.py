@@ -1,4 +1,4 @@
-"""What is measured beside the ranks' gradient: each phase, and its memory, however short it is."""
+"""The costs of ranks besides their gradient: every phase is measured, however short."""
 
 import importlib
 import re
@@ -13,7 +13,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_a_phase_shorter_than_a_look_at_the_memory_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended the script with a KeyError: nobody had looked yet."""
+    """It ended the script with a KeyError, because memory had not been sampled yet."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     ranks = importlib.import_module("ranks")
     assert re.match(r"driver \d+\.\d\d GB", ranks.MostMemory().text())
@@ -23,7 +23,7 @@ def test_a_phase_shorter_than_a_look_at_the_memory_has_one(monkeypatch: pytest.M
 def test_each_phase_of_two_ranks_has_its_seconds_and_the_memory_of_each_process(
     tmp_path: Path,
 ) -> None:
-    """It was started by hand alone."""
+    """It had only been run by hand."""
     shape = "--hidden 32 --feed-forward 64 --layers 2 --heads 4 --kv-heads 2 --vocabulary 300"
     text = said_by("benchmarks/ranks.py", "--out", tmp_path, "--tokens", "32", *shape.split())
     phases = re.findall(

@@ -1,4 +1,4 @@
-"""The preparation of the benchmark of arms: it goes on, and says what is missing."""
+"""The preparation of the benchmark of arms: it resumes, and reports what is missing."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def arguments(out: Path, model: Path) -> Namespace:
 def let_jobs_make(
     monkeypatch: pytest.MonkeyPatch, *made: str, started: list[str] | None = None
 ) -> None:
-    """Jobs of these names make what they are to; all others are cut off by the end of the time."""
+    """Lets only jobs with these names write their output; time runs out for all others."""
 
     def run(jobs: Sequence[Job], *_: object) -> list[Job]:
         for job in jobs:
@@ -44,7 +44,7 @@ def let_jobs_make(
 def test_what_was_not_made_in_time_is_said_and_nothing_is_built_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: tuple[str, ...]
 ) -> None:
-    """It said that model and index were there, and went on to the warm start."""
+    """It reported that model and index were ready, and continued with the warm start."""
     let_jobs_make(monkeypatch, *made)
     with pytest.raises(UserError, match=r"base.* not finished when the time was over.*--seconds"):
         prepare(arguments(tmp_path / "out", tmp_path / "model.gguf"))
@@ -54,7 +54,7 @@ def test_what_was_not_made_in_time_is_said_and_nothing_is_built_on_it(
 def test_a_model_directory_is_linked_once_however_often_it_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time, to go on, ended in a FileExistsError."""
+    """Resuming ended in a FileExistsError."""
     (tmp_path / "model").mkdir()
     started: list[str] = []
     let_jobs_make(monkeypatch, started=started)
@@ -66,7 +66,7 @@ def test_a_model_directory_is_linked_once_however_often_it_is_prepared(
 
 
 def test_a_recipe_with_a_wrong_override_is_not_left_for_the_next_time(tmp_path: Path) -> None:
-    """The next ``prepare`` took it for its own, without the overrides that were given then."""
+    """The next ``prepare`` reused it, ignoring the overrides given then."""
     with pytest.raises(UserError, match="num_stepz"):
         recipe(tmp_path, "cpu", ["trainer.num_stepz=3"])
     assert not (tmp_path / "recipe.yaml").exists()

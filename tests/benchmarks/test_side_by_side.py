@@ -1,4 +1,4 @@
-"""Commands beside each other: who fails is told of, and the time is kept."""
+"""Commands in parallel: failures are reported, and the time limit is kept."""
 
 import signal
 import sys

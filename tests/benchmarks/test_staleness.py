@@ -1,4 +1,4 @@
-"""Staleness against learning rate: what is finished is read, and what is not is left out."""
+"""Staleness at several learning rates: finished trials are read, others left out."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A Ray of two CPUs and four GPUs that are none, for the tests of placement."""
+"""A Ray with two CPUs and four fictitious GPUs, for the tests of placement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 @cache
 def ray_address() -> str:
-    """Where it is; it ends with the tests."""
+    """The address of Ray, which ends with the tests."""
     address, head = start_head(Path(f"/tmp/forage-ray-{os.getpid()}"), ENVIRONMENT)
     atexit.register(head.wait)
     atexit.register(head.terminate)
@@ -36,9 +36,9 @@ def ray_address() -> str:
 
 
 def start_head(folder: Path, environment: dict[str, str]) -> tuple[str, subprocess.Popen[bytes]]:
-    """A Ray's address and its process, to be ended by the caller.
+    """A Ray's address and its process, which the caller must end.
 
-    The folder's name is short: sockets in it have names of at most 107 bytes.
+    The folder's name is short because paths of sockets in it are limited to 107 bytes.
     """
     command = [str(RAY), "start", "--head", "--port=0", "--num-cpus=2", "--num-gpus=4", "--block"]
     command += ["--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]

@@ -1,4 +1,4 @@
-"""Places for ranks and servers: what they ask for, and the nearest setting that fits."""
+"""Bundles for ranks and servers: what they request, and the nearest setting that fits."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The examples for clusters: what each runs is a run, on as many machines as it asks for."""
+"""The examples for clusters: each runs a valid run on the number of machines it requests."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def run_of(text: str, resume: str = "") -> tuple[RunConfig, list[str]]:
-    """The settings of the ``forage train`` in a script, and its flags."""
+    """The settings of the ``forage train`` command in a script, and its flags."""
     (command,) = re.findall(r"^[^#\n]*\bforage train (.*)", text.replace("\\\n", " "), re.MULTILINE)
     known = VALUES | {"RESUME": resume, "RETRIEVER": "http://retriever:8000"}
     words = shlex.split(re.sub(r"\$\{?(\w+)(:-\})?", lambda found: known[found[1]], command))
@@ -52,7 +52,7 @@ def kubernetes() -> tuple[str, int, int]:
 
 @pytest.mark.parametrize("example", [slurm, cloud, kubernetes])
 def test_an_example_runs_a_recipe_on_all_machines_that_it_asks_for(example: Any) -> None:
-    """Two of them installed vLLM beside Forage, which pip cannot resolve."""
+    """Two of them installed vLLM together with Forage, which pip cannot resolve."""
     text, num_nodes, gpus_per_node = example()
     config, _ = run_of(text)
     placement = config.placement
@@ -74,7 +74,7 @@ def test_vllm_is_installed_into_an_environment_of_its_own(name: str) -> None:
 
 
 def test_each_task_of_slurm_has_the_cpus_that_were_asked_for() -> None:
-    """Since SLURM 22.05 srun does not take them over from sbatch: a whole node ran on one CPU."""
+    """Since SLURM 22.05 srun does not inherit them from sbatch: a whole node ran on one CPU."""
     text = slurm()[0]
     assert "#SBATCH --cpus-per-task=" in text
     assert 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" ray symmetric-run' in text

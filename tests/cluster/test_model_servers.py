@@ -1,7 +1,7 @@
-"""Servers of a run's own: how they are started, and what becomes of one that dies or cannot start.
+"""A run's own servers: how they start, and what happens if one dies or cannot start.
 
-The ``vllm`` here is a script that takes the same arguments and answers at ``/health``; the real one
-is in ``tests/test_train_with_vllm.py``.
+The ``vllm`` here is a script that takes the same arguments and answers at ``/health``;
+``tests/test_train_with_vllm.py`` uses the real one.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ def pids(program: Path) -> list[int]:
 
 
 def kill(processes: list[int]) -> None:
-    """Those of them that are still there."""
+    """Kills those that still exist."""
     for pid in processes:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -144,7 +144,7 @@ def test_the_servers_see_the_receiver_and_not_the_path_that_we_have(tmp_path: Pa
 
 
 def test_a_server_on_a_cpu_keeps_the_model_in_its_scheduler(tmp_path: Path):
-    """Of two processes each spins for a second after a message, on cores of the trainer."""
+    """With two processes, each spins for a second after a message, on the trainer's cores."""
     key = "VLLM_ENABLE_V1_MULTIPROCESSING"
     assert server_environment(config_of(tmp_path), 1, None, {})[key] == "0"
     assert key not in server_environment(config_of(tmp_path, "cuda"), 1, None, {})
@@ -161,7 +161,7 @@ def test_without_vllm_and_with_adapters_the_run_is_refused(tmp_path: Path):
 
 
 def test_a_server_at_an_address_of_ipv6_has_brackets_in_its_url(tmp_path: Path):
-    """Ray gives such addresses where there are no others; the port was taken for a part of it."""
+    """Ray returns such addresses if there are no others; the port was parsed as a part of it."""
     host: Any = SimpleNamespace(address="fd00::5", free_port=lambda: 8000)
     server = _OwnServer(["vllm"], host, tmp_path, 0)
     assert server.url == "http://[fd00::5]:8000"
@@ -228,7 +228,7 @@ async def test_a_server_that_fails_from_the_beginning_is_given_up(
 async def test_a_server_that_cannot_be_started_again_is_given_up_and_the_others_are_watched(
     tmp_path: Path, program: Path, caplog: pytest.LogCaptureFixture
 ):
-    """The error ended what watches all of them, in silence."""
+    """The error silently ended the watch over all servers."""
     logs = tmp_path / "run" / "servers"
     async with servers_of(config_of(tmp_path, program=str(program), num_servers=2)):
         first, second = pids(program)
@@ -243,7 +243,7 @@ async def test_a_server_that_cannot_be_started_again_is_given_up_and_the_others_
 
 
 class Unlucky:
-    """A place whose second start fails after it has begun, as on another machine."""
+    """A place whose second start fails once it is under way, as on another machine."""
 
     def __init__(self, place: ThisMachine) -> None:
         self._place, self._num_starts = place, 0
@@ -256,7 +256,7 @@ class Unlucky:
 
 
 class Failing:
-    """A start that cannot even be asked how it went."""
+    """A start whose status cannot be read."""
 
     def __init__(self, started: ServerRun) -> None:
         self.stop, self.last_words = started.stop, started.last_words
@@ -269,7 +269,7 @@ class Failing:
 async def test_a_server_whose_state_cannot_be_asked_is_given_up_and_the_others_are_watched(
     tmp_path: Path, program: Path, caplog: pytest.LogCaptureFixture
 ):
-    """A start on a machine of Ray's says only then that it failed; it ended the watch over all."""
+    """A start on another machine of Ray fails only at this point; that ended the watch over all."""
     config = config_of(tmp_path, program=str(program), num_servers=2)
     first, second = LocalPlaces(config).server_hosts()
     own = OwnServers(config, vllm_of(config), lambda: [first, Unlucky(second)])
@@ -285,7 +285,7 @@ async def test_a_server_whose_state_cannot_be_asked_is_given_up_and_the_others_a
 
 
 class Meeting:
-    """A place whose later starts go on only where another place's has begun, too."""
+    """A place whose later starts continue only once another place's has begun."""
 
     def __init__(self, place: ThisMachine, others: asyncio.Barrier) -> None:
         self._place, self._others, self._has_started = place, others, False
@@ -299,7 +299,7 @@ class Meeting:
 
 
 async def test_servers_that_died_together_are_started_again_together(tmp_path: Path, program: Path):
-    """One waited until the other had ended and begun: minutes, where its machine is lost."""
+    """One waited until the other had restarted, which takes minutes if its machine is lost."""
     config = config_of(tmp_path, program=str(program), num_servers=2)
     others = asyncio.Barrier(2)
     hosts = [Meeting(place, others) for place in LocalPlaces(config).server_hosts()]
@@ -315,7 +315,7 @@ async def test_servers_that_died_together_are_started_again_together(tmp_path: P
 def test_servers_stand_on_the_last_gpus_or_on_those_of_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Eight GPUs, two for each server. They were all on the first ones."""
+    """Eight GPUs, two for each server. All servers used to be on the first ones."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for own_gpus, expected in ((4, ["4,5", "6,7"]), (0, ["0,1", "2,3", "4,5", "6,7"])):
         engine = {"kind": "vllm", "tensor_parallel": 2, "own_gpus": own_gpus}
@@ -329,7 +329,9 @@ def test_servers_stand_on_the_last_gpus_or_on_those_of_the_trainer(
 def test_servers_stand_on_gpus_that_the_run_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Ranks computed on those, and servers on the machine's first ones: somebody else's."""
+    """Ranks used the visible GPUs, but servers used the machine's first ones, which were not the
+    run's.
+    """
     model = {"path": str(tmp_path), "device": "cuda"}
     placement = {"gpus_per_node": 4, "engine": {"kind": "vllm", "own_gpus": 2}}
     places = LocalPlaces(build_config({"model": model, "placement": placement}))

@@ -1,4 +1,4 @@
-"""Ranks and servers under Ray, on a machine whose GPUs are numbers: places, deaths, refusals."""
+"""Ranks and servers under Ray, on a machine with simulated GPUs: places, deaths, refusals."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Summing:
-    """What a rank holds here."""
+    """A rank's worker that sums."""
 
     def sum(self, numbers: list[float]) -> float:
         if not numbers:
@@ -97,7 +97,7 @@ def test_servers_share_the_gpus_of_ranks_or_have_their_own():
 
 
 async def test_a_server_that_is_killed_and_one_whose_actor_is_can_be_started_again(tmp_path: Path):
-    """Its process says its own id and that of the actor above it."""
+    """Its process reports its id and that of the actor above it."""
     script = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getppid())); time.sleep(99)"
     with places_of(config_of(1, engine={"kind": "vllm", "num_servers": 1})) as places:
         (host,) = places.server_hosts()
@@ -135,7 +135,7 @@ def test_a_cluster_too_small_says_what_it_has_what_is_asked_and_what_would_fit(
 
 
 def test_a_silent_address_and_a_closed_one_are_errors_within_their_time():
-    """``ray.init`` waited for ten minutes at an address that accepts and says nothing."""
+    """``ray.init`` waited ten minutes for an address that accepts connections but never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(UserError, match=r"did not answer within 10 s"):
@@ -143,7 +143,7 @@ def test_a_silent_address_and_a_closed_one_are_errors_within_their_time():
 
 
 def test_a_ray_of_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The process that tries the address says that it is of another version than it is."""
+    """The process that tries the address pretends to have another version."""
     (tmp_path / "sitecustomize.py").write_text("import ray\nray.__version__ = '1.0.0'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(UserError, match=r"(?s)Version mismatch.*Ray: 1\.0\.0"):
@@ -151,7 +151,7 @@ def test_a_ray_of_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_ray_that_asks_for_the_users_token_is_shown_it(tmp_path: Path):
-    """``ray start`` asked for the token that an earlier run had written; the next showed none."""
+    """``ray start`` used a token that an earlier run had written; the next client sent none."""
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("a" * 64)
     environment = {name: text for name, text in ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}

@@ -1,4 +1,4 @@
-"""Where servers stand beside ranks, and why there is no place, with a cluster that is made up."""
+"""Where servers are placed relative to ranks, and why there is no place, with a simulated cluster."""
 
 import time
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from forage.errors import UserError
 
 
 def ray_places(**keys: Any) -> RayPlaces:
-    """As ``RayPlaces`` would be on machines with GPUs, without Ray."""
+    """``RayPlaces`` as on machines with GPUs, without Ray."""
     model = {"path": "m", "device": "cuda"}
     cluster = {"kind": "ray", "address": "10.0.0.1:6379"}
     config = build_config({"model": model, "placement": {"cluster": cluster, **keys}})
@@ -27,7 +27,7 @@ def ray_places(**keys: Any) -> RayPlaces:
 
 
 def reserve_in(found: RayPlaces, monkeypatch: pytest.MonkeyPatch, free: list[Bundle]) -> str:
-    """What a run is told on a machine of eight GPUs, of which so many are free."""
+    """The error of a run on a machine of eight GPUs with this many free."""
     there = [Bundle(64.0, 8.0)]
     monkeypatch.setattr(places, "reserve", lambda bundles, timeout_s: None)
     monkeypatch.setattr(places, "machines", lambda are_free: free if are_free else there)
@@ -37,7 +37,7 @@ def reserve_in(found: RayPlaces, monkeypatch: pytest.MonkeyPatch, free: list[Bun
 
 
 def test_a_cluster_that_others_use_is_busy_and_not_too_small(monkeypatch: pytest.MonkeyPatch):
-    """It was said to be too small, with "nothing smaller fits", while others had all of it."""
+    """The cluster was called too small ("nothing smaller fits") while other users had all of it."""
     eight = {"gpus_per_node": 8, "engine": {"kind": "vllm", "offload": True}}
     said = reserve_in(ray_places(**eight), monkeypatch, [Bundle(0.0, 0.0)])
     assert said.startswith("the cluster is busy: 8 ranks and 8 servers need 8 CPUs and 8 GPUs")
@@ -47,7 +47,7 @@ def test_a_cluster_that_others_use_is_busy_and_not_too_small(monkeypatch: pytest
 
 
 def test_a_run_learns_within_a_minute_that_ray_has_no_place_for_it(monkeypatch: pytest.MonkeyPatch):
-    """Reaching Ray had its time, and finding places had it once more: a minute and a half."""
+    """Connecting to Ray and finding places each had the whole timeout: a minute and a half."""
     waited: list[float] = []
     clock = iter([100.0, 140.0, 140.0])  # Ray took 40 s to answer
 
@@ -77,7 +77,7 @@ def test_a_cluster_that_no_end_of_others_makes_large_enough_is_too_small(
 def seen_by_servers(
     monkeypatch: pytest.MonkeyPatch, num_ranks: int, per_machine: int, **engine: Any
 ) -> list[tuple[int, str]]:
-    """The rank that each server stands beside, and the GPUs that it sees."""
+    """The rank that each server shares GPUs with, and the GPUs that it sees."""
     keys = {"num_nodes": 2, "gpus_per_node": 8, "trainer": {"num_ranks": num_ranks}}
     found = ray_places(**keys, engine={"kind": "vllm", **engine})
     spots = [
@@ -96,7 +96,7 @@ def seen_by_servers(
 
 
 def test_shared_servers_take_the_gpus_of_ranks_machine_by_machine(monkeypatch: pytest.MonkeyPatch):
-    """With six ranks on each of two machines the second server of four GPUs was refused."""
+    """With six ranks on each of two machines, the second server with four GPUs was refused."""
     seen = seen_by_servers(monkeypatch, 12, 6, num_servers=2, tensor_parallel=4)
     assert seen == [(0, "0,1,2,3"), (6, "0,1,2,3")]
     seen = seen_by_servers(monkeypatch, 4, 2, num_servers=4)

@@ -1,4 +1,4 @@
-"""Ranks on two machines that Ray joins, and a server that their weights cross the cable to."""
+"""Ranks on two machines joined by Ray, and a server that receives their weights over the cable."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def placed(address: str) -> dict[str, Any]:
 
 
 def train(machine: Machine, recipe: Path, address: str) -> list[bool]:
-    """Run ``forage train`` there to its end; whether each of its ranks was there, too."""
+    """Runs ``forage train`` there to its end; also returns whether each of its ranks was there."""
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
     with recipe.with_suffix(".log").open("wb") as log:
         child = subprocess.Popen(
@@ -78,7 +78,7 @@ def test_two_ranks_on_two_machines_make_the_run_of_one_process(tmp_path: Path) -
 def test_weights_cross_from_ranks_to_a_server_on_another_machine(
     tmp_path: Path, cpus: tuple[int, int]
 ) -> None:
-    """Ray packs both ranks on the machine of two CPUs, and the server stands on the other one."""
+    """Ray packs both ranks on the machine with two CPUs, and the server runs on the other one."""
     (is_there,) = [mark for mark in needs_vllm if mark.name == "skipif"]
     if is_there.args[0]:
         pytest.skip(is_there.kwargs["reason"])

@@ -1,7 +1,7 @@
 """Two machines on one: network namespaces with a cable between them, and a Ray over both.
 
-Each has its loopback to itself, so what listens or connects at a wrong address finds nobody.
-Processes and files are shared, as on a cluster with a file system that all machines see.
+Each has a separate loopback, so that listening or connecting at a wrong address fails. Processes
+and files are shared, as on a cluster with a shared file system.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Machine:
         return ["ip", "netns", "exec", self.name, *command]
 
     def has(self, process: psutil.Process) -> bool:
-        """Whether a process is there."""
+        """Whether a process exists."""
         mine = Path("/var/run/netns", self.name).stat().st_ino
         return Path(f"/proc/{process.pid}/ns/net").stat().st_ino == mine
 
 
 @contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Skips where they cannot be made, which takes root and iproute2."""
+    """Skips if they cannot be created, which requires root and iproute2."""
     names = [f"forage{os.getpid()}{end}" for end in "ab"]
     first, second = (Machine(name, f"10.77.0.{n}") for n, name in enumerate(names, 1))
     cable = [f"fo{os.getpid() % 10**8}{end}" for end in "ab"]
@@ -69,7 +69,7 @@ def _ip(*arguments: str) -> None:
 
 @contextmanager
 def ray_over(machines: Sequence[Machine], num_cpus: Sequence[int]) -> Iterator[str]:
-    """A Ray with so many CPUs on each machine; gives its address."""
+    """A Ray with this many CPUs on each machine; gives its address."""
     head = machines[0]
     folder, address = Path(f"/tmp/f-{os.getpid()}"), f"{head.address}:{_PORT}"
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
@@ -105,7 +105,7 @@ def ray_over(machines: Sequence[Machine], num_cpus: Sequence[int]) -> Iterator[s
 
 
 def _wait_for(log: Path, started: Sequence[subprocess.Popen[bytes]], number: int) -> None:
-    """Until so many have said that Ray runs there."""
+    """Waits until this many processes have reported that Ray is running."""
     deadline = time.monotonic() + _START_S
     while log.read_text().count("Ray runtime started.") < number:
         if time.monotonic() > deadline or any(p.poll() is not None for p in started):

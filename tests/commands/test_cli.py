@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it says, where, and with which exit code."""
+"""The command line from the user's view: its messages, their streams and the exit codes."""
 
 import argparse
 import os
@@ -58,7 +58,7 @@ def test_a_wrong_argument_is_one_line_that_names_what_was_meant(
 
 
 def test_real_without_arguments_is_what_its_help_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The defaults were read off a class with slots, which has none: it ended in a TypeError."""
+    """The defaults were read from a class with slots, which has none, so it raised a TypeError."""
     asked: list[RealSettings] = []
     monkeypatch.setattr(real_command, "run_real", asked.append)
     assert main(["real"]) == 0
@@ -91,7 +91,7 @@ def test_the_table_lists_every_module_of_a_command() -> None:
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The parser of each command and of each of its kinds, under the words that call it."""
+    """The parser of each command and of each of its kinds, by the words that invoke it."""
 
     def kinds(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
         nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
@@ -104,7 +104,7 @@ def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
 
 
 def test_every_argument_says_what_it_is() -> None:
-    """Without words, as ``--max-topk MAX_TOPK`` stood in the help of ``forage serve``."""
+    """``forage serve`` had arguments without a help text, such as ``--max-topk MAX_TOPK``."""
     silent = [
         f"{command}: {action.option_strings or action.dest}"
         for command, parser in parsers()
@@ -126,7 +126,7 @@ def test_help_gives_a_default_once_and_none_where_there_is_none(
 
 
 def helps(command: str) -> list[str]:
-    """What the help of a command says of each argument."""
+    """The help text of each argument of a command."""
     parser = dict(parsers())[command]
     formatter = parser._get_formatter()
     return [formatter._expand_help(action) for action in parser._actions if action.help]
@@ -182,7 +182,7 @@ def test_the_help_of_no_command_imports_torch_or_the_module_of_another() -> None
 def test_overrides_may_stand_on_both_sides_of_an_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """argparse dropped those behind an option as unknown arguments."""
+    """argparse rejected those after an option as unknown arguments."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model: {path: nowhere}\n", encoding="utf-8")
     argv = ["train", str(recipe), "trainer.stepz=1", "--resume", "model.pth=2"]
@@ -218,7 +218,7 @@ def test_openmps_wait_policy_is_set_before_torch_is_imported() -> None:
 
 
 def _command_that(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Let ``forage doctor`` raise ``error``."""
+    """Makes ``forage doctor`` raise ``error``."""
 
     def fail() -> bool:
         raise error
@@ -260,7 +260,7 @@ def test_ctrl_c_ends_quietly_with_130(
 
 
 def read_by_nobody(*command: str) -> subprocess.CompletedProcess[str]:
-    """The command, whose output goes to a pipe that its reader has closed."""
+    """Runs the command with its output in a pipe whose reader has closed it."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:
@@ -272,7 +272,7 @@ def read_by_nobody(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    """Help is more than nothing, and nobody reads it: no traceback, no message."""
+    """Help has output that cannot be delivered: no traceback, no message."""
     assert read_by_nobody(*FORAGE, "--help").stderr == ""
 
 
@@ -288,13 +288,13 @@ def test_output_that_nobody_reads_any_more_ends_as_a_unix_tool_does() -> None:
 
 
 def test_a_table_that_nobody_reads_any_more_ends_as_a_unix_tool_does_too() -> None:
-    """rich ends the program by itself then, with the code of a bug."""
+    """rich itself ends the program then, with the exit code of a bug."""
     done = read_by_nobody(*FORAGE, "recipes")
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_what_the_encoding_of_the_output_lacks_ends_no_command() -> None:
-    """An arrow in a table was a traceback where the output is Latin-1."""
+    """An arrow in a table caused a traceback with Latin-1 output."""
     code = (
         "import sys, forage.commands.cli, forage.commands.doctor_command\n"
         "forage.commands.doctor_command.run_doctor = lambda: print('0.3 \\u2192 0.9') is None\n"
@@ -319,7 +319,7 @@ def test_a_broken_socket_is_not_taken_for_a_reader_that_went_away(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk_ends_with_2_and_says_what_is_kept(tmp_path: Path) -> None:
-    """Records that could not be written were a traceback of the flush."""
+    """Records that could not be written caused a traceback from the flush."""
     (tmp_path / "corpus.jsonl").symlink_to("/dev/full")
     command = [*FORAGE, "data", "world", "--size", "300", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -333,7 +333,7 @@ def test_a_full_disk_ends_with_2_and_says_what_is_kept(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_to_ends_with_2(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The name of a file as a directory to write to was a traceback."""
+    """A file given as the output directory caused a traceback."""
     (tmp_path / "file").write_text("mine")
     command = ["data", "world", "--size", "200", "--out", str(tmp_path / place)]
     assert cli.main(command) == 2
@@ -344,7 +344,7 @@ def test_a_place_that_cannot_be_written_to_ends_with_2(
 def test_a_model_is_not_said_to_be_written_where_a_file_stands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It ended with 0 and the next command, and nothing had been written."""
+    """It exited with 0 and suggested the next command, although nothing had been written."""
     corpus, out = tmp_path / "c.jsonl", tmp_path / "file"
     corpus.write_text('{"id": "1", "contents": "Ada\\nBorn in 1815."}\n')
     out.write_text("mine")
@@ -354,7 +354,7 @@ def test_a_model_is_not_said_to_be_written_where_a_file_stands(
 
 
 def test_a_log_that_goes_to_a_file_has_a_line_for_each_message(tmp_path: Path) -> None:
-    """Lines of a log were once cut at 80 columns, and a path in two could not be searched for."""
+    """Lines of a log were cut at 80 columns, so a path split in two could not be found."""
     out = tmp_path / ("a_long_name_" * 10)
     code = "import sys; from forage.commands.cli import main; sys.exit(main(sys.argv[1:]))"
     argv = ["data", "world", "--size", "200", "--out", str(out)]
@@ -400,7 +400,7 @@ def test_every_option_that_takes_a_value_says_what_it_is_and_what_it_is_without(
 
 
 def _chosen(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of its commands or kinds."""
+    """The parsers of a command's commands or kinds."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)

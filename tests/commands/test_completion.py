@@ -1,4 +1,4 @@
-"""What a shell offers, asked as ``register-python-argcomplete`` makes it ask."""
+"""What a shell completes, requested in the way of ``register-python-argcomplete``."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 
 def offered(line: str) -> list[str]:
-    """The completions of a line that ends at the cursor."""
+    """The completions of a line with the cursor at its end."""
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
     asked |= {"_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout"}
     command = [sys.executable, "-m", "forage"]

@@ -1,4 +1,4 @@
-"""``forage data`` as a user meets it: arguments that name nothing that could be written or kept."""
+"""``forage data`` from the user's view: arguments that cannot be written or keep nothing."""
 
 from pathlib import Path
 
@@ -22,6 +22,6 @@ def test_questions_are_written_only_where_the_ending_says_the_form(
 def test_a_lowest_reward_that_is_no_number_is_refused(
     bound: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Every episode passed the bound nan."""
+    """With a bound of nan, every episode passed."""
     assert main(f"data select {tmp_path}/e.jsonl --min-reward {bound}".split()) == 2
     assert f"'{bound}' is not a number" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The demo, whole, in a small world: what it leaves behind, and that nothing stays running."""
+"""The whole demo in a small world: what it leaves behind, and that no process keeps running."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def left_behind(out: Path) -> None:
-    """The files of a finished demo; its search service is gone."""
+    """The files of a finished demo, whose search service has ended."""
     assert len(read_metrics(out)) == 1
     report = (out / "report.html").read_text(encoding="utf-8")
     assert "Exact match" in report
@@ -54,7 +54,7 @@ def test_the_command_that_makes_the_warm_start_from_random_weights_works(tmp_pat
 
 
 def test_a_taken_port_is_said_before_a_world_is_made(tmp_path: Path) -> None:
-    """Articles and an index were made first, and left behind in a directory that was then taken."""
+    """Articles and an index were written first, and the directory then counted as used."""
     with bind_port("127.0.0.1", 0) as other:
         other.listen()
         with pytest.raises(UserError, match="is in use"):
@@ -63,7 +63,7 @@ def test_a_taken_port_is_said_before_a_world_is_made(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_warm_start_that_is_not_made_are_refused(tmp_path: Path) -> None:
-    """The shipped warm start was taken, and the number of steps was read by nobody."""
+    """The shipped warm start was used, and the number of steps ignored."""
     with pytest.raises(UserError, match="--warm-start-steps has no effect without --from-scratch"):
         run_demo(DemoSettings(out=tmp_path / "demo", size=300, warm_start_steps=3))
 

@@ -1,4 +1,4 @@
-"""What the doctor finds, and what it tells the user to do about it."""
+"""What the doctor finds, and what it advises."""
 
 import asyncio
 import io
@@ -55,7 +55,7 @@ def test_a_missing_optional_package_is_a_warning_that_names_its_extra(
 def test_an_extra_has_one_line_and_those_of_a_checkout_are_told_there_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An install with the extra train alone once got 45 warnings, pytest and mkdocs among them."""
+    """An install with only the extra train got 45 warnings, including pytest and mkdocs."""
     monkeypatch.setattr("forage.errors.is_checkout", lambda: False)
     needed = {req.name for extra, req in doctor._requirements() if extra in ("", "train")}
     present = doctor._installed_version
@@ -164,7 +164,7 @@ def test_a_module_is_traced_to_the_command_that_installs_it(
     ],
 )
 def test_an_index_asks_for_its_own_extra(used: str, module: str, extra: str) -> None:
-    """A folder with a web page once asked for ``web``, and its PDF then for ``documents``."""
+    """A folder with a web page used to require ``web``, and its PDF then ``documents``."""
     assert doctor.how_to_install(module, used) == f"pip install -e '.[{extra}]'"
 
 
@@ -185,7 +185,7 @@ def test_a_server_as_training_needs_it_has_no_fault() -> None:
 
 
 def test_a_server_that_gives_too_few_alternatives_for_some_recipe_is_a_warning() -> None:
-    """Whoever started vLLM as it is by default learnt it at the first turn of such a recipe."""
+    """With vLLM's default settings, users only noticed at the first turn of such a recipe."""
     with policy_serving(PolicyServer(max_logprobs=20)) as server:
         is_fit, text = server_report(server.url)
     assert is_fit
@@ -245,7 +245,7 @@ def test_what_a_server_lacks_is_said_with_what_to_do(
 def test_a_server_that_tells_of_itself_in_another_shape_is_said_to_lack_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, route: str, document: dict[str, Any], said: str
 ) -> None:
-    """Other versions tell their settings as one text, and the doctor ended with a traceback."""
+    """Other versions send their settings as one string, and the doctor ended with a traceback."""
     get = JsonServer.get
 
     async def told(server: JsonServer, path: str, timeout_s: float) -> Any:
@@ -259,7 +259,7 @@ def test_a_server_that_tells_of_itself_in_another_shape_is_said_to_lack_what_is_
 
 
 def test_a_server_that_keeps_its_memory_while_it_sleeps_is_a_warning_without_a_recipe() -> None:
-    """The trainer that takes turns with it would run out of memory in its first step."""
+    """The trainer that shares its GPU would run out of memory in its first step."""
     with policy_serving(PolicyServer(device="cuda")) as server:
         assert server_report(server.url)[1].count("sleep") == 0, "it does not report it"
         server.model_config["enable_sleep_mode"] = False
@@ -285,13 +285,13 @@ def test_a_server_whose_memory_is_shared_in_turn_must_have_the_routes_of_sleep()
 def test_what_is_no_address_is_an_error_of_the_users(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was said not to answer: cannot be reached (NonHttpUrlClientError)."""
+    """The message said that it did not answer: cannot be reached (NonHttpUrlClientError)."""
     assert main(["doctor", "--server", url]) == 2
     assert f"{url!r} is not an address such as http://127.0.0.1:8000" in capsys.readouterr().err
 
 
 def test_recipes_beside_a_server_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """They were read by nobody, as if model and tokenizer had been compared."""
+    """They were ignored, as if model and tokenizer had been compared."""
     for arguments in (["recipe.yaml"], ["--recipes"]):
         assert main(["doctor", *arguments, "--server", "http://127.0.0.1:9"]) == 2
         assert "--server checks only a server" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``forage index`` as a user meets it: what goes together, what does not, what comes out."""
+"""``forage index`` from the user's view: which arguments combine, which do not, and the result."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_a_build_ends_with_the_next_command(
 def test_a_folder_of_documents_is_called_by_its_own_name(
     backend: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Lines of the log named the file of passages that is gone when the command ends."""
+    """Log lines named the file of passages, which is removed when the command ends."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "a.txt").write_text("Der Tiber fliesst durch die Stadt Rom und ist lang.")
     argv = f"index --corpus {tmp_path}/own --out {tmp_path}/i --backend {backend}"
@@ -122,7 +122,7 @@ def test_arguments_that_do_not_go_together_are_errors(
 def test_an_estimate_takes_nothing_that_it_does_not_read(
     texts: Path, capsys: pytest.CaptureFixture[str], words: str
 ):
-    """``--adopt FAISS`` was passed over, and bm25 estimated."""
+    """``--adopt FAISS`` was ignored, and bm25 was estimated."""
     assert main(["index", "--corpus", str(texts), "--estimate", *words.split()]) == 2
     assert f"{words.split()[0]} has no effect here" in capsys.readouterr().err
 
@@ -185,7 +185,7 @@ def test_a_folder_of_ones_own_documents_is_searched(tmp_path: Path):
 def test_a_table_among_documents_is_left_out_aloud(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """It was passed over in silence, so its rows were thought to be in the index."""
+    """It was skipped silently, so users thought its rows were in the index."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "a.txt").write_text("The Tiber flows through Rome.")
     (tmp_path / "own" / "t.csv").write_text("title,text\nParis,It lies on the Seine.\n")
@@ -210,7 +210,7 @@ def test_a_table_with_named_columns_is_searched(tmp_path: Path):
 def test_an_index_is_replaced_only_where_that_was_asked_for(
     texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """A second build once replaced the first without a word."""
+    """A second build silently replaced the first."""
     argv = ["index", "--corpus", str(texts), "--out", str(tmp_path / "i")]
     assert main(argv) == 0
     before = (tmp_path / "i" / "manifest.json").stat().st_ino
@@ -262,6 +262,6 @@ def test_text_that_cannot_be_indexed_says_what_is_needed(
 
 
 def test_an_address_is_no_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """It was looked for as a file whose name had lost a slash."""
+    """The address was treated as a file whose name had lost a slash."""
     assert main(f"index --corpus http://127.0.0.1/c.jsonl --out {tmp_path}/i".split()) == 2
     assert "http://127.0.0.1/c.jsonl is a URL, but a file or directory" in capsys.readouterr().err

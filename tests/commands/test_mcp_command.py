@@ -1,4 +1,4 @@
-"""``forage mcp`` asked by the protocol's own client, over standard input and output."""
+"""``forage mcp`` called by the protocol's own client over standard input and output."""
 
 import asyncio
 import json

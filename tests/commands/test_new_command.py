@@ -1,4 +1,4 @@
-"""``forage new`` as a user meets it: what it refuses before it makes a model."""
+"""``forage new`` from the user's view: what it refuses before it creates a model."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from forage.commands.cli import main
 def test_a_corpus_without_a_passage_makes_no_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """A model that knew no word was written, and the command ended as if all were well."""
+    """A model without any words was written, and the command succeeded."""
     (tmp_path / "empty.jsonl").write_text("")
     assert main(f"new --corpus {tmp_path}/empty.jsonl --out {tmp_path}/model".split()) == 2
     assert "needs at least one passage" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A model's directory without a tokenizer is refused by name, by each command that loads it."""
+"""A model directory without a tokenizer is refused by name, by each command that loads it."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.tiny_runs import random_model
 
 
 def without_tokenizer(out: Path, *kept: str) -> Path:
-    """The tiny runs' model: config and weights, and the files ``kept``."""
+    """The model of the tiny runs with its config, weights and the files ``kept``."""
     names = ("config.json", "generation_config.json", "model.safetensors", *kept)
     out.mkdir()
     for name in names:
@@ -39,7 +39,7 @@ def without_tokenizer(out: Path, *kept: str) -> Path:
 def test_each_command_names_the_directory_and_what_it_lacks(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str
 ):
-    """transformers made a tokenizer of one token for it, and training went on with that."""
+    """transformers created a tokenizer with one token, and training continued with it."""
     model = without_tokenizer(tmp_path / "model")
     config = config_of(
         tmp_path / "run", model={"path": str(model)}, search=NOWHERE, warm_start=SHORT
@@ -67,7 +67,9 @@ def test_each_command_names_the_directory_and_what_it_lacks(
 def test_settings_of_a_tokenizer_are_no_tokenizer(
     tmp_path: Path, architecture: Architecture, kept: tuple[str, ...]
 ):
-    """Qwen's had one token, Llama's ended in a page of transformers on how to install others."""
+    """Qwen's had one token; for Llama, transformers printed a page on how to install other
+    packages.
+    """
     model = without_tokenizer(tmp_path / "model", *kept)
     make_model(architecture).save_pretrained(model)
     with pytest.raises(UserError, match=r"model.path is '.*model': no tokenizer there \(neither"):
@@ -90,7 +92,7 @@ def test_adapters_without_a_tokenizer_have_that_of_their_base(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["vocab.txt", "spiece.model", "tekken.json", "qwen.tiktoken"])
 def test_a_vocabulary_of_another_form_is_left_to_transformers(tmp_path: Path, name: str):
-    """Here none can be read: Qwen's tokenizer has other files."""
+    """None is readable here: Qwen's tokenizer uses other files."""
     model = without_tokenizer(tmp_path / "model")
     (model / name).write_text("[UNK]")
     with pytest.raises(UserError, match="no tokenizer there") as refused:

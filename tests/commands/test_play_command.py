@@ -30,7 +30,7 @@ def shown(episode: Episode) -> str:
 
 
 def without_seconds(text: str) -> str:
-    """The clock says something else each time, and the frame is drawn around it."""
+    """Without the durations, which vary and change the width of the frame."""
     return re.sub(r"[─╰╯]|[\d.]+ s\b", "", text)
 
 
@@ -101,7 +101,7 @@ def test_an_episode_is_told_while_it_is_played_each_part_in_its_style():
 
 
 def test_no_control_character_of_a_passage_reaches_the_terminal():
-    """Escape was replaced alone; to many terminals U+009B is the same as escape and a bracket."""
+    """Only Escape was replaced; many terminals treat U+009B like Escape and a bracket."""
     console = Console(file=(file := io.StringIO()), force_terminal=True, color_system=None)
     live = LiveTranscript(console)
     live.show(Origin.OBSERVATION, "Doc 1 \x9b2J \x9d0;title\x9c \x00 \u202eoblique")
@@ -137,7 +137,9 @@ def test_the_lines_of_a_pipe_are_asked_one_by_one_and_each_episode_is_a_line_of_
 def test_a_terminal_hears_a_model_as_it_plays_and_what_it_hears_is_the_episode(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """The model that ships with Forage answered nonsense here: its prompt was not remembered."""
+    """The model that ships with Forage answered nonsense here, because its prompt was not
+    remembered.
+    """
     heard: list[tuple[Origin, str]] = []
     ended: list[Episode] = []
     monkeypatch.setattr(play_command, "Console", lambda: Console(force_terminal=True, quiet=True))
@@ -179,7 +181,7 @@ def test_a_directory_that_is_neither_run_nor_model_is_an_error(
 def test_an_address_in_place_of_a_path_is_named_as_it_was_written(
     command: str, capsys: pytest.CaptureFixture[str]
 ):
-    """It was shown as ``http:/x``: a path had been made of it."""
+    """It was shown as ``http:/x``, because it had been converted to a path."""
     assert main([command, "http://x"]) == 2
     assert "http://x is a URL, but a file or directory" in capsys.readouterr().err
 
@@ -198,7 +200,7 @@ def test_an_address_in_place_of_a_path_is_named_as_it_was_written(
 def test_the_question_may_stand_anywhere(
     words: list[str], asked: str | None, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Behind an option it was taken for a setting: "override 'Who?' is not of the form ..."."""
+    """After an option it was parsed as an override: "override 'Who?' is not of the form ..."."""
     found: list[object] = []
     read = play_command._question_and_overrides
 

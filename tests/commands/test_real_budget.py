@@ -1,4 +1,4 @@
-"""What of `forage real` fits a time, and the notes that a run which goes on reads."""
+"""How `forage real` fits a time limit, and the notes that a resumed run reads."""
 
 import doctest
 from importlib import resources
@@ -44,7 +44,7 @@ def notes_of(folder: Path, **seconds: float) -> RunNotes:
 def test_a_warm_start_that_took_most_of_the_time_leaves_less_to_what_follows(
     tmp_path: Path,
 ) -> None:
-    """It took 14 of 20 minutes, and the rest was planned as if it had taken its five."""
+    """It took 14 of 20 minutes, and the rest was planned as if it had taken the intended five."""
     as_planned = notes_of(tmp_path / "a", index=30, warm_start=300)
     too_long = notes_of(tmp_path / "b", index=30, warm_start=840)
     left = as_planned.seconds_left(20), too_long.seconds_left(20)
@@ -60,7 +60,7 @@ def test_a_warm_start_that_took_most_of_the_time_leaves_less_to_what_follows(
 
 
 def test_a_warm_start_of_few_steps_does_not_look_slow(tmp_path: Path) -> None:
-    """Loading and demonstrations are most of it."""
+    """Most of its time goes to loading and demonstrations."""
     assert slowdown(notes_of(tmp_path, warm_start=120), 2 * 8, 20) == 1
 
 
@@ -82,7 +82,7 @@ def test_what_was_chosen_stays_when_a_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_asked_for_holds_and_another_one_later_is_refused(tmp_path: Path) -> None:
-    """``--steps 50`` for a run of 12 steps changed nothing, and nobody said so."""
+    """``--steps 50`` silently changed nothing for a run of 12 steps."""
     path = tmp_path / "run" / "real.json"
     RunNotes.open(path, {}).choose_given(steps=12, num_questions=None)
     notes = RunNotes.open(path, {})
@@ -94,7 +94,7 @@ def test_a_number_that_is_asked_for_holds_and_another_one_later_is_refused(tmp_p
 
 
 def test_a_run_that_was_killed_at_once_goes_on(tmp_path: Path) -> None:
-    """Before its first phase had ended nothing said what the directory was."""
+    """Until its first phase had ended, no file identified the directory."""
     RunNotes.open(tmp_path / "run" / "real.json", {"seed": "0"})
     (tmp_path / "run" / "models").mkdir()
     RunNotes.open(tmp_path / "run" / "real.json", {"seed": "0"})
@@ -111,7 +111,7 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_a_run_that_did_nothing_yet_may_begin_with_other_settings(tmp_path: Path) -> None:
-    """Where the model's package was missing, the next try had to name the same minutes."""
+    """If the model's package was missing, the next try required the same minutes."""
     path = tmp_path / "run" / "real.json"
     with RunNotes.open(path, {"minutes": "110.0"}).phase("model"):
         pass
@@ -121,7 +121,7 @@ def test_a_run_that_did_nothing_yet_may_begin_with_other_settings(tmp_path: Path
 
 @pytest.mark.parametrize(("device", "tile_rows"), [("cpu", 8), ("cuda", 32)])
 def test_a_gpu_decodes_all_slots_in_one_pass(device: str, tile_rows: int) -> None:
-    """The tiles of 8 are for a CPU: on a GPU each token of 32 episodes took four passes."""
+    """Tiles of 8 are for a CPU: on a GPU each token of 32 episodes took four passes."""
     text = (resources.files("forage.commands") / "real.yaml").read_text(encoding="utf-8")
     tree = yaml.safe_load(text) | {"model": {}}
     put_on_device(tree, device)
@@ -130,7 +130,7 @@ def test_a_gpu_decodes_all_slots_in_one_pass(device: str, tile_rows: int) -> Non
 
 
 def weights(folder: Path, num_bytes: int) -> Path:
-    """A model's directory whose weights seem to have that size."""
+    """A model directory whose weights appear to have that size."""
     base = folder / "base"
     base.mkdir(exist_ok=True)
     with (base / "model.safetensors").open("wb") as file:

@@ -1,4 +1,4 @@
-"""``forage real``, whole: with a tiny model, and where its package can be had with the real one."""
+"""``forage real`` as a whole: with a tiny model, and with the real one if its package is available."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def tiny_data(folder: Path) -> Path:
-    """The one-hop questions of the world without their hops: what real ones have."""
+    """The one-hop questions of the world without their hops, like real questions."""
     folder.mkdir()
     world = world_dir()
     shutil.copy(world / "corpus.jsonl", folder)

@@ -1,4 +1,4 @@
-"""``forage doctor RECIPE``: what a recipe lacks here, and the command that mends it."""
+"""``forage doctor RECIPE``: what a recipe lacks here, and the command that fixes it."""
 
 import io
 from pathlib import Path
@@ -120,7 +120,9 @@ def served_recipe(url: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_server_is_asked_for_all_that_the_recipe_wants(tmp_path: Path):
-    """It answered, said the doctor, whose context, tokenizer or adapters the run then refused."""
+    """The doctor reported success, although the run then refused the context, tokenizer or
+    adapters.
+    """
     recipe = tmp_path / "recipe.yaml"
     model = {"path": str(random_model()), "lora": {"rank": 16}}
     with policy_serving(PolicyServer(lora_rank=8)) as server:
@@ -141,7 +143,7 @@ async def _refuses(request: web.Request) -> web.Response:
 
 
 def test_what_a_search_server_refuses_is_said_and_a_token_that_cannot_be_read(tmp_path: Path):
-    """A server that wanted another token had nothing said of it; a file of one ended the check."""
+    """A server that required another token was not reported, and a file as a token ended the check."""
     with serving(_refuses) as server:
         found = of(checked(tmp_path, search={"url": server.url}), "search").found
     assert found.startswith(f"the search server at {server.url} refuses our token")
@@ -152,7 +154,7 @@ def test_what_a_search_server_refuses_is_said_and_a_token_that_cannot_be_read(tm
 
 
 def test_the_judge_of_a_recipe_is_asked_for_its_models(tmp_path: Path):
-    """That it wants a key is an answer: the doctor reads none."""
+    """A reply that it requires a key is sufficient, since the doctor reads no keys."""
 
     def check_with(url: str) -> Finding:
         reward = {"answer": "judge", "judge": {"url": url}}

@@ -1,4 +1,4 @@
-"""Old logs, scored as the originals did: the forms that are read, and what is said of the rest."""
+"""Old logs scored by the originals' rules: the formats that are read, and reports on the rest."""
 
 import json
 from pathlib import Path

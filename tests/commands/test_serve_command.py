@@ -1,4 +1,4 @@
-"""``forage serve`` and ``forage shards``: every argument arrives where it is read."""
+"""``forage serve`` and ``forage shards``: every argument reaches its destination."""
 
 import json
 import os
@@ -23,14 +23,14 @@ from tests.retrieval.random_bert import save_cross_encoder
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
-    """What the service was asked to serve, instead of serving it."""
+    """The arguments with which the service would have been started."""
     found: list[ServeSettings] = []
     monkeypatch.setattr("forage.retrieval.serve.server.serve", found.append)
     return found
 
 
 def differing(settings: ServeSettings) -> dict[str, Any]:
-    """The settings that are not those of ``forage serve x``."""
+    """The settings that differ from those of ``forage serve x``."""
     plain = ServeSettings(sources=("x",))
     names = ServeSettings.model_fields
     return {n: getattr(settings, n) for n in names if getattr(settings, n) != getattr(plain, n)}
@@ -167,7 +167,7 @@ def test_shards_are_started_and_stopped_as_asked(monkeypatch: pytest.MonkeyPatch
 
 
 def test_two_indexes_are_served_fused_and_reranked(tmp_path: Path):
-    """A real process, asked over HTTP."""
+    """A real process, queried over HTTP."""
     corpus = corpus_of(tmp_path / "c.jsonl")
     for name, k1 in (("one", 0.9), ("two", 3.0)):
         build_index(corpus, tmp_path / name, k1=k1, show_progress=False)
@@ -182,7 +182,7 @@ def test_two_indexes_are_served_fused_and_reranked(tmp_path: Path):
 
 
 def test_a_reranker_of_a_hub_that_cannot_be_reached_is_told_once(tmp_path: Path):
-    """The hub's client tried a dozen times, for a minute, and its own words came of it."""
+    """The hub's client retried a dozen times, for a minute, and then printed its own errors."""
     build_index(corpus_of(tmp_path / "c.jsonl"), tmp_path / "one", show_progress=False)
     command = [sys.executable, "-m", "forage", "serve", "--rerank", "nobody/none"]
     with socket.socket() as taken:  # bound and not listening: connections are refused

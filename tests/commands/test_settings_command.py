@@ -1,4 +1,4 @@
-"""``forage settings``: every key is told with its type, default and a sentence."""
+"""``forage settings``: every key is listed with its type, default and a sentence."""
 
 import re
 import subprocess
@@ -73,7 +73,7 @@ def test_each_path_is_known_by_itself() -> None:
 
 
 def test_settings_are_read_without_torch() -> None:
-    """A wrong recipe is refused at once, and the command that lists keys does not load a model."""
+    """A wrong recipe is refused at once, and listing the keys does not load a model."""
     code = (
         "import sys, forage.commands.settings_command\n"
         "heavy = {'torch', 'transformers', 'numpy'}\n"

@@ -1,4 +1,4 @@
-"""A supervised start: demonstrations of the training questions, or recorded episodes."""
+"""Supervised warm start: from demonstrations of the training questions, or recorded episodes."""
 
 import asyncio
 import json
@@ -152,7 +152,7 @@ ADAMW = {**SHORT, "optimizer": "adamw", "learning_rate": 3e-3}
 
 @cache
 def scripted() -> Path:
-    """Demonstrations in a file, so that no test below plays them anew."""
+    """Demonstrations in a file, so that the tests below need not play them again."""
     path = scratch() / "scripted.jsonl"
     write_episode_file(path, 0, {"normal": demonstrations(config_of(scratch() / "scripted"))})
     return path

@@ -1,4 +1,4 @@
-"""A place that cannot be written is refused before the work whose result goes there."""
+"""A place that cannot be written is refused before the work whose result it would store."""
 
 from pathlib import Path
 
@@ -27,7 +27,9 @@ from tests.commands.test_sft_command import NOWHERE, SHORT, config_of
 def test_a_place_under_a_file_is_refused_first(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str
 ):
-    """Some ended in a traceback, and others after the work: no server is asked before."""
+    """Some commands ended in a traceback, others failed after the work; no server is contacted
+    first.
+    """
     (tmp_path / "file").touch()
     config = config_of(tmp_path / "run", search=NOWHERE, warm_start=SHORT)
     recipe = tmp_path / "recipe.yaml"

@@ -1,4 +1,4 @@
-"""docs/algorithms.md tells of each estimator and each loss that the settings have."""
+"""docs/algorithms.md describes each estimator and each loss of the settings."""
 
 from pathlib import Path
 

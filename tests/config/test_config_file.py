@@ -1,4 +1,4 @@
-"""A recipe on top of its bases: what wins, what is merged, and what is refused."""
+"""A recipe on top of its bases: precedence, merging, and what is refused."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ NOTE = "note: A model of under a million parameters.\nmodel: {path: tiny, dtype:
 def test_a_note_about_a_model_is_not_printed_for_another_one(
     recipe: str, overrides: list[str], is_kept: bool, tmp_path: Path
 ) -> None:
-    """A model of 135 million parameters was introduced as one of under a million."""
+    """A model of 135 million parameters was described as one of under a million."""
     write(tmp_path / "tiny.yaml", NOTE)
     config = load_config(write(tmp_path / "recipe.yaml", recipe), overrides)
     assert bool(config.note) == is_kept
@@ -107,7 +107,7 @@ CIRCLE = "a value holds itself: an alias .* stands below its own anchor"
     ],
 )
 def test_a_value_without_an_end_is_refused(tmp_path: Path, text: str, expected: str) -> None:
-    """Reading it ended in a RecursionError, a traceback of a thousand lines."""
+    """Reading it ended in a RecursionError with a traceback of a thousand lines."""
     recipe = write(tmp_path / "a.yaml", f"model: {{path: m}}\n{text}")
     with pytest.raises(UserError, match=rf"a\.yaml is not valid YAML: .*{expected}"):
         load_config(recipe)

@@ -1,4 +1,4 @@
-"""Kinds: what an override or a recipe of another kind drops, what null takes away, short forms."""
+"""Kinds: what an override or a recipe of another kind drops, what null removes, short forms."""
 
 import logging
 from pathlib import Path
@@ -24,7 +24,9 @@ def read(tmp_path: Path, text: str, *overrides: str) -> RunConfig:
 @SHIPPED
 @pytest.mark.parametrize("kind", ["rloo", "remax", "reinforce_plus_plus", "turn_level", "gae"])
 def test_another_estimator_is_one_override_away(recipe: Path, kind: str) -> None:
-    """It was refused: a key of the recipe, normalise_by_std, would no longer have acted."""
+    """It was refused because a key of the recipe, normalise_by_std, would no longer have had an
+    effect.
+    """
     config = load_config(recipe, ["model.path=m", f"algorithm.advantage={kind}"])
     assert config.algorithm.advantage.kind == kind
 

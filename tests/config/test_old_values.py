@@ -1,6 +1,6 @@
-"""The published recipes mean in the new spelling what they meant in the old one, key by key.
+"""The published recipes mean in the new syntax what they meant in the old one, key by key.
 
-What was mended since, because the originals have it otherwise, is in ``MENDED``.
+``MENDED`` lists the values that were since corrected to match the originals.
 """
 
 from pathlib import Path

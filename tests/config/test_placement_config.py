@@ -1,4 +1,4 @@
-"""Placement: what is refused at load, and what training says that it cannot do."""
+"""Placement: what is refused at load, and what training reports as unsupported."""
 
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def test_a_placement_that_cannot_be_meant_is_refused(
 
 
 def test_a_cpu_is_shared_by_as_many_ranks_and_servers_as_are_asked_for() -> None:
-    """There ``gpus_per_node`` is 1, which stands for the CPU."""
+    """With a CPU, ``gpus_per_node`` is 1, which represents the CPU."""
     engine = {"kind": "vllm", "num_servers": 2}
     for cluster in ("local", "ray"):
         keys = {"cluster": cluster, "trainer": {"num_ranks": 2}, "engine": engine}
@@ -157,7 +157,7 @@ def test_a_cpu_is_shared_by_as_many_ranks_and_servers_as_are_asked_for() -> None
 
 
 def test_under_ray_servers_have_gpus_of_their_own_or_those_of_the_ranks() -> None:
-    """Fewer ranks than GPUs were accepted, and servers beside no rank saw no GPU."""
+    """Fewer ranks than GPUs were accepted, and servers without a rank on their GPUs saw no GPU."""
     four = {"cluster": "ray", "gpus_per_node": 8, "trainer": {"num_ranks": 4}}
     for engine in ({"num_servers": 4}, {"own_gpus": 4}, {"num_servers": 2, "tensor_parallel": 2}):
         config(placement={**four, "engine": {"kind": "vllm", **engine}}).check_placement()
@@ -179,7 +179,7 @@ def test_under_ray_servers_have_gpus_of_their_own_or_those_of_the_ranks() -> Non
 def test_servers_sample_in_the_type_of_the_trainers_arithmetic(
     model: dict[str, Any], trainer: dict[str, Any] | None, expected: str
 ) -> None:
-    """They were started in ``model.dtype``, which is that of the master weights."""
+    """They were started in ``model.dtype``, the type of the master weights."""
     placement: dict[str, Any] = {"engine": "vllm"} | ({"trainer": trainer} if trainer else {})
     model = {"path": "somewhere", "device": "cuda", **model}
     placement["gpus_per_node"] = 2 if trainer and model["device"] == "cuda" else 1
@@ -226,7 +226,7 @@ def test_one_process_on_one_device_is_what_training_does() -> None:
 def test_a_section_trainer_makes_ranks_and_without_one_the_gpus_decide(
     placement: dict[str, Any], num_ranks: int | None
 ) -> None:
-    """On one GPU a key of ``trainer`` was refused unless ``num_ranks`` was set as well."""
+    """On one GPU a key of ``trainer`` was refused unless ``num_ranks`` was also set."""
     assert config(placement=placement).placement.num_ranks == num_ranks
 
 
@@ -244,7 +244,9 @@ def test_servers_may_sample_for_it(device: str, engine: Any) -> None:
 
 
 def test_servers_are_corrected_for_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
-    """Their kernels are not the trainer's; in one process they are, and nothing is corrected."""
+    """Their kernels differ from the trainer's; in one process they are the same, so nothing is
+    corrected.
+    """
     assert not config().algorithm.correction.is_on
     served: dict[str, Any] = {"placement": {"engine": "vllm"}}
     corrected = config(**served)
@@ -274,7 +276,7 @@ def test_servers_are_corrected_for_unless_the_recipe_says_otherwise(tmp_path: Pa
 def test_a_placement_written_as_yaml_is_read_back_equal(
     tmp_path: Path, placement: dict[str, Any]
 ) -> None:
-    """The reader once refused keys that the writer had added with their defaults."""
+    """The reader used to refuse keys that the writer had added with their defaults."""
     written = config(placement=placement)
     path = tmp_path / "round_trip.yaml"
     path.write_text(to_yaml(written), encoding="utf-8")

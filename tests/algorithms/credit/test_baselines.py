@@ -53,7 +53,7 @@ def test_a_group_of_which_nothing_is_kept_gets_no_advantage(estimate):
 @each_estimator
 @given(st.lists(rewards, min_size=1, max_size=12))
 def test_the_advantages_of_a_group_add_up_to_nothing(estimate, rewards_G):
-    """Where all rewards are equal, rounding in their mean may be divided by the epsilon."""
+    """If all rewards are equal, the rounding error of their mean may be divided by the epsilon."""
     assert sum(estimate(rewards_G)) == pytest.approx(0.0, abs=1e-6)
 
 

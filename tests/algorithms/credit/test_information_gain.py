@@ -1,4 +1,4 @@
-"""Gains from made-up beliefs, against plain loops from the papers' definitions."""
+"""Gains from made-up beliefs, compared with plain loops from the papers' definitions."""
 
 import math
 

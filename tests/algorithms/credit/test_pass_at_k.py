@@ -26,7 +26,7 @@ def test_pass_at_k_is_the_mean_of_the_best_over_all_draws(rewards_G, k):
 
 
 def test_the_only_right_one_of_four_gets_it_all():
-    """In the three draws of two that hold it, it adds 1: 4 * 3 / 6."""
+    """It adds 1 in each of the three draws of two that contain it: 4 * 3 / 6."""
     assert pass_at_k_advantages([0.0, 1.0, 0.0, 0.0], 2) == pytest.approx((0.0, 2.0, 0.0, 0.0))
 
 

@@ -107,13 +107,13 @@ def corrected(kind: str, **keys: object) -> list[float]:
 
 
 def test_what_is_rejected_counts_in_the_mean_that_weights_are_divided_by():
-    """The mean went over the kept tokens alone; veRL and slime divide by that of all tokens."""
+    """The mean used to cover only the kept tokens; veRL and slime divide by that of all tokens."""
     mean = (2.0 + 0.25 + 1.0 + 2.0) / 4
     assert corrected("truncate") == pytest.approx([w / mean for w in (2.0, 0.25, 1.0, 2.0)])
 
 
 def test_a_mask_leaves_the_mean_that_of_the_weights_before_it():
-    """As in slime: ratios 4, 1/4 and 3 lie outside of the bounds, and count all the same."""
+    """As in slime: ratios 4, 1/4 and 3 are out of bounds, and count all the same."""
     mean = (4.0 + 0.25 + 1.0 + 3.0) / 4
     assert corrected("mask") == pytest.approx([0.0, 0.0, 1.0 / mean, 0.0])
 

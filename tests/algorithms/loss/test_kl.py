@@ -36,8 +36,7 @@ def test_all_but_k1_are_never_negative(form):
 
 
 def test_as_a_term_of_the_loss_k1_has_no_gradient_on_average_and_k2_that_of_the_divergence():
-    """What the documentation warns of: the gradient of an estimate is not an estimate of the
-    gradient."""
+    """As the documentation warns: the gradient of an estimate is not an estimate of the gradient."""
     logits = POLICY.log().clone().requires_grad_()
 
     def gradient(loss_of):
@@ -74,8 +73,9 @@ def test_one_wild_step_moves_the_coefficient_by_a_fifth_of_its_share_at_most():
 
 
 def test_k3_of_a_token_is_ten_at_most_and_has_no_gradient_beyond():
-    """exp() ran to infinity for a token that the reference finds 1e40 times as likely; veRL bounds
-    the log ratio at 20 and the estimate at 10."""
+    """exp() overflowed to infinity for a token 1e40 times as likely under the reference; veRL
+    bounds the log ratio at 20 and the estimate at 10.
+    """
     logprobs = torch.tensor([-95.0, -4.0, -1.0], requires_grad=True)
     estimates = kl_estimate(logprobs, torch.tensor([-1.0, -1.0, -95.0]), "k3")
     assert estimates[0].item() == 10.0

@@ -95,7 +95,7 @@ def test_at_staleness_zero_both_losses_have_the_same_gradient():
     ids=lambda loss: loss.kind,
 )
 def test_a_micro_batch_without_tokens_has_a_loss_of_none(loss):
-    """A rank that has no episodes of its own computes one; ``kl_cov`` wanted a token to hold."""
+    """A rank without episodes computes one; ``kl_cov`` failed because it needed at least one token."""
     loss_M, _ = loss.policy_loss(column().requires_grad_(), empty_rows().tokens)
     assert loss_M.shape == (0,)
 
@@ -104,7 +104,7 @@ def test_a_micro_batch_without_tokens_has_a_loss_of_none(loss):
 
 
 def dual(ratio: float, advantage: float, dual_clip: float = 3.0) -> tuple[float, float, float]:
-    """The loss of one token, whether the floor holds, and the gradient by its log-probability."""
+    """The loss of one token, whether the floor applies, and the gradient by its log-probability."""
     old = column(-5.0)
     logprob = (old + column(ratio).log()).requires_grad_()
     loss, metrics = clipped_loss(logprob, old, column(advantage), 0.2, 0.2, dual_clip)
@@ -181,7 +181,7 @@ def protection(old, new, advantages, parts):
 
 
 def test_only_tokens_that_lost_likelihood_are_held_and_only_where_the_whole_part_lost_some():
-    """Part 0 lost 0.3 in all, by its first token; part 1 gained more than it lost."""
+    """Part 0 lost 0.3 in total, through its first token; part 1 gained more than it lost."""
     loss, gradient, metrics = protection(
         old=(-1.0, -1.0, -1.0, -1.0),
         new=(-1.5, -0.8, -1.5, -0.1),
@@ -200,7 +200,7 @@ def test_a_bad_episode_may_become_less_likely():
 
 
 def test_the_gate_of_turns_is_finer_than_that_of_episodes():
-    """The second turn gained what the first one lost: the episode as a whole lost nothing."""
+    """The second turn gained what the first one lost, so the episode as a whole lost nothing."""
     old, new = (-1.0, -1.0), (-1.4, -0.6)
     by_turn, _, _ = protection(old, new, (1.0, 1.0), (0, 1))
     by_episode, _, _ = protection(old, new, (1.0, 1.0), (0, 0))
@@ -216,7 +216,7 @@ def test_protection_of_nothing_is_nothing():
 
 
 def test_a_ratio_beyond_every_float_at_advantage_zero_is_no_loss_and_no_nan():
-    """0 times infinity made a NaN of the whole step."""
+    """0 times infinity turned the whole step into NaN."""
     old, advantages = torch.tensor([-200.0]), torch.tensor([0.0])
     one_sequence = Sequences(torch.tensor([0]), 1)
     for loss in (

@@ -265,7 +265,7 @@ def test_a_call_of_trls_config_in_python_is_read_and_not_run(tmp_path: Path):
 
 
 def test_what_a_call_computes_is_named_and_other_literals_are_read(tmp_path: Path):
-    """A list with a name in it was a traceback, and what was computed was gone without a word."""
+    """A list containing a name caused a traceback, and computed values were silently lost."""
     more = """
         learning_rate=args.lr, report_to=[tracker], max_grad_norm=-1.0, warmup_steps=5,
         lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1},"""
@@ -313,7 +313,7 @@ def test_the_fall_of_the_rate_comes_along(tmp_path: Path, name: str, text: str, 
 
 
 def test_values_that_would_train_something_else_are_refused_together(tmp_path: Path):
-    """A comment named them, and the recipe trained with our defaults instead."""
+    """A comment listed them, and the recipe trained with our defaults instead."""
     text = TRL.replace("beta", "lr_scheduler_type='polynomial', scale_rewards='batch', beta")
     with pytest.raises(UserError) as caught:
         recipe_of(tmp_path, "t.py", text.replace("scale_rewards=False, ", ""))
@@ -331,13 +331,13 @@ def test_values_that_would_train_something_else_are_refused_together(tmp_path: P
     ],
 )
 def test_trls_adapters_come_along(tmp_path: Path, text: str, expected: LoraConfig | None):
-    """``all-linear`` was refused, and ``use_peft`` alone learnt all weights."""
+    """``all-linear`` was refused, and ``use_peft`` without it trained all weights."""
     config, _ = recipe_of(tmp_path, "t.yaml", f"num_generations: 4\nmax_steps: 9\n{text}")
     assert config.model.lora == expected
 
 
 def test_several_files_and_several_samples_are_no_error(tmp_path: Path):
-    """What is usual in their scripts was refused: ``train_files=['a','b']``, 16 samples."""
+    """What is common in their scripts was refused: ``train_files=['a','b']``, 16 samples."""
     script = SEARCH_R1.replace("$DATA/train.parquet", "\"['$DATA/a.parquet','b.parquet']\"")
     config, _ = recipe_of(tmp_path, "v.sh", script)
     assert str(config.data.train) == "data/nq_search/a.parquet"
@@ -348,7 +348,7 @@ def test_several_files_and_several_samples_are_no_error(tmp_path: Path):
 
 
 def test_keys_of_services_do_not_get_into_a_recipe(tmp_path: Path):
-    """``--wandb-key`` stood in the comments of the recipe, which is shared."""
+    """``--wandb-key`` was copied into the comments of the recipe, which is shared."""
     more = " --wandb-key 0123456789abcdef --hf-token hf_secret --some-password pass-word"
     _, written = recipe_of(tmp_path, "t.sh", SLIME.replace("--lr 1e-6", f"--lr 1e-6 {more}"))
     assert "# wandb-key = (a secret): " in written
@@ -358,7 +358,7 @@ def test_keys_of_services_do_not_get_into_a_recipe(tmp_path: Path):
 
 
 def test_a_value_of_several_lines_stays_a_comment(tmp_path: Path):
-    """Its second line was read as a setting of the recipe."""
+    """Its second line was parsed as a setting of the recipe."""
     text = RLINF + 'notes: "one\\nseed: 5"\n'
     config, written = recipe_of(tmp_path, "train.yaml", text)
     assert "# notes = one seed: 5\n" in written

@@ -1,7 +1,7 @@
-"""Every key of another trainer's files is carried over, explained or refused, and none is lost.
+"""Every key of another trainer's files is carried over, explained or refused; none is lost.
 
-The files are our own, in the forms that the originals have: a script with YAML files that it names,
-a script that sources another, and a whole YAML. Each key is changed in turn.
+The files are our own, in the formats of the originals: a script that names YAML files, a script
+that sources another one, and a single YAML file. Each key is changed in turn.
 """
 
 from dataclasses import dataclass, field
@@ -215,12 +215,12 @@ Path_ = tuple[str | int, ...]
 
 @dataclass
 class Project:
-    """Files of a user of another trainer; the first is the one that is converted."""
+    """Files of another trainer's user; the first is the one to convert."""
 
     trainer: str
     files: dict[str, Any]
     before: str = ""
-    """What the script says before its settings."""
+    """The beginning of the script, before its settings."""
     style: str = "override"
     secrets: set[str] = field(default_factory=set)
 
@@ -284,7 +284,7 @@ def _at(tree: Any, place: Path_) -> Any:
 
 
 def _other(value: Any) -> Any:
-    """Another value of the same kind."""
+    """Another value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -332,7 +332,7 @@ def split(written: str) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_changing_any_key_changes_the_recipe_or_what_it_says(name: str, tmp_path: Path):
-    """``lr_warmup_steps_ratio`` without a number of steps, and others, were lost without a word."""
+    """``lr_warmup_steps_ratio`` without a number of steps, and others, were silently lost."""
     project = PROJECTS[name]
     recipe, comments = split(convert(project.write(tmp_path), project.trainer))
     said = "\n".join(comments)
@@ -365,7 +365,7 @@ def built(project: Project, root: Path) -> RunConfig:
 
 
 def test_an_epoch_of_verl_is_counted_in_steps_and_its_warm_up_follows(tmp_path: Path):
-    """They were 100 steps without a warm-up."""
+    """They became 100 steps without a warm-up."""
     trainer = built(PROJECTS["verl"], tmp_path).trainer
     assert trainer.num_steps == 3 * (169_615 // 64)
     assert trainer.num_mini_batches == 4
@@ -385,7 +385,7 @@ def test_questions_that_are_here_are_counted(tmp_path: Path, monkeypatch: pytest
 def test_an_unknown_number_of_steps_has_to_be_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """A default in its place would train something else."""
+    """A default would train something else."""
     project = PROJECTS["verl"].changed("examples/run/train.sh", ("data.train_files",), "a.parquet")
     recipe = tmp_path / "recipe.yaml"
     assert main(["convert-config", str(project.write(tmp_path)), "--out", str(recipe)]) == 0
@@ -435,7 +435,7 @@ def test_verls_correction_comes_along(tmp_path: Path):
 
 
 def started(tmp_path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The algorithm of a script of veRL with these settings, which can be trained."""
+    """The algorithm of a veRL script with these settings, which must be trainable."""
     plain = {
         name: value for name, value in VERL_BYPASS.items() if IS not in name and ACTOR not in name
     }
@@ -459,7 +459,7 @@ def started(tmp_path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_estimators_of_verl_come_along(theirs: str, ours: dict[str, Any], tmp_path: Path):
-    """``grpo_passk`` was our ``pass_at_k``, which is another estimator; others were refused."""
+    """``grpo_passk`` became our ``pass_at_k``, which is another estimator; others were refused."""
     settings = {"algorithm.adv_estimator": theirs, "algorithm.norm_adv_by_std_in_grpo": False}
     assert started(tmp_path, settings)["advantage"] == ours
 
@@ -540,7 +540,7 @@ def test_a_bound_that_is_a_variable_is_not_replaced_by_a_default(tmp_path: Path)
 def test_verls_bypass_mode_has_two_losses(
     settings: dict[str, Any], loss: Any, reject: float | None, tmp_path: Path
 ):
-    """``loss_mode`` counts for nothing there, and the ratio is to the sampler."""
+    """``loss_mode`` has no effect there, and the ratio is to the sampler."""
     bypass = {f"{IS}.bypass_mode": True, LOSS_MODE: "dppo_tv"}
     algorithm = started(tmp_path, bypass | settings)
     assert not algorithm["decoupled"]
@@ -566,7 +566,7 @@ def test_chained_rejections_and_a_sum_over_tokens_come_along(tmp_path: Path):
 
 @pytest.mark.parametrize("bounds", ["0.5_2.0,", "0.0_2.0", "high", None, "-1"])
 def test_bounds_that_are_none_are_refused(bounds: Any, tmp_path: Path):
-    """A rule without a bound was left out without a word."""
+    """A rule without a bound was silently left out."""
     chained = {f"{IS}.rollout_rs": "token_k1,seq_max_k2", f"{IS}.rollout_rs_threshold": bounds}
     with pytest.raises(UserError, match=r"rollout_correction: .* has no bounds"):
         started(tmp_path, chained)
@@ -593,7 +593,7 @@ def test_rlinfs_raw_rewards_come_along(tmp_path: Path):
 
 
 def test_slimes_own_yaml_is_laid_above_its_flags(tmp_path: Path):
-    """Its rules for mismatched probabilities had "no place", although each has one."""
+    """Its rules for mismatched probabilities had "no place", although each one has."""
     config = built(PROJECTS["slime"], tmp_path)
     assert config.trainer.weight_decay == 0.02
     assert config.algorithm.correction.model_dump(mode="json") == {
@@ -653,7 +653,7 @@ def test_defaults_of_the_original_are_carried_over(tmp_path: Path):
 def test_what_would_train_something_else_is_refused(
     name: str, file: str, key: str, value: Any, tmp_path: Path
 ):
-    """Such a value stood in a comment, and the recipe trained with our default."""
+    """Such a value was put in a comment, and the recipe trained with our default."""
     place = tuple(key.split(".")) if name == "rlinf" else (key,)
     project = PROJECTS[name].changed(file, place, value)
     with pytest.raises(UserError, match=rf"requests what Forage cannot do.*\n  {key} = "):
