@@ -1,4 +1,4 @@
-"""Settings that every test shares; OpenMP is quietened before anything imports torch."""
+"""Settings shared by all tests; OpenMP is quieted before anything imports torch."""
 
 import logging
 import os
@@ -20,9 +20,9 @@ settings.load_profile("forage")
 
 @pytest.fixture(autouse=True)
 def _default_matmul_kernel() -> Iterator[None]:
-    """A run chooses a kernel for its process; the next test starts with torch's own again.
+    """A run chooses a kernel for its process; this restores torch's own for the next test.
 
-    Once a test compared weights with those of a new process, which had not chosen.
+    Without it a test compared weights with those of a new process, which had not chosen a kernel.
     """
     import torch
 
@@ -33,7 +33,7 @@ def _default_matmul_kernel() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logging_stays_as_it_was() -> Iterator[None]:
-    """A command sets up the logging of its process; the next test listens to its own."""
+    """A command sets up the logging of its process; this restores it for the next test."""
     root, own = logging.getLogger(), logging.getLogger("forage")
     before = (root.handlers, root.level, own.level)
     yield
@@ -44,7 +44,7 @@ def _logging_stays_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Real text kept beside the repository; tests that need it are skipped where it is not."""
+    """Real text outside the repository; tests that need it are skipped if it is missing."""
     path = Path(__file__).parents[2] / "shared" / "data"
     if not path.is_dir():
         pytest.skip("../shared/data not found")

@@ -1,4 +1,4 @@
-"""Episode files as an evaluation leaves them."""
+"""Episode files in the format of an evaluation."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from forage.types import Episode
 def write_episode_file(
     path: Path, step: int, episodes_by_arm: Mapping[str, Iterable[Episode]]
 ) -> None:
-    """Write the episodes of every arm, replacing the file in one move."""
+    """Writes the episodes of every arm, replacing the file atomically."""
     write_records(
         path,
         (

@@ -1,4 +1,4 @@
-"""Settings: what is refused and how it is said, overrides, the round trip, and no dead keys."""
+"""Settings: refusals and their messages, overrides, the round trip, and no dead keys."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ FORAGE = Path(__file__).parents[2] / "forage"
 
 
 def tree(**sections: Any) -> dict[str, Any]:
-    """The smallest tree of settings, with these sections."""
+    """The smallest settings that contain these sections."""
     return {"model": {"path": "somewhere"}, **sections}
 
 
@@ -105,7 +105,7 @@ def test_a_missing_key_is_named() -> None:
 def test_a_device_is_the_cpu_or_the_gpu_that_the_process_sees_first(
     device: str, expected: str
 ) -> None:
-    """The threads that sample and learn began on the first GPU, whatever number was set."""
+    """The threads that sample and learn started on the first GPU, whatever index was set."""
     with pytest.raises(UserError, match=expected):
         build_config(tree(model={"path": "somewhere", "device": device}))
 
@@ -344,7 +344,9 @@ def test_a_key_of_another_kind_is_refused_and_the_kinds_that_have_it_named(
 def test_what_is_wrong_within_a_union_is_told_by_its_key_alone(
     sections: dict[str, Any], expected: str
 ) -> None:
-    """Pydantic's locations hold the names of kinds, types and functions, which nobody wrote."""
+    """Pydantic's locations contain the names of kinds, types and functions, which users did not
+    write.
+    """
     said = message(tree(**sections))
     assert expected in said
     assert not re.search(
@@ -657,9 +659,9 @@ def attributes_read(paths: list[Path]) -> set[str]:
 
 
 def test_every_key_of_the_config_is_read_by_some_room() -> None:
-    """A setting that does nothing is an error: ours too.
+    """A setting without an effect is an error, in our own code too.
 
-    The weights of the reward are read all at once; ``tests/rewards/test_terms.py`` tries them.
+    The weights of the reward are read all at once; ``tests/rewards/test_terms.py`` covers them.
     """
     configs = set(FORAGE.glob("config/*.py"))
     rooms = [path for path in FORAGE.rglob("*.py") if path not in configs]
@@ -694,7 +696,7 @@ OWN_CODE: dict[str, dict[str, Any]] = {
 def test_overrides_leave_the_users_functions_as_they_are(
     sections: dict[str, Any], recwarn: pytest.WarningsRecorder
 ) -> None:
-    """Every command that overrides a key died with "unhashable type: dict" at a list of dicts."""
+    """Every command that overrode a key failed with "unhashable type: dict" on a list of dicts."""
     config = build_config(tree(**sections))
     again = with_overrides(config, ["trainer.num_steps=3"])
     assert again.trainer.num_steps == 3

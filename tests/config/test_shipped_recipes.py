@@ -1,4 +1,4 @@
-"""Recipes by their names, wherever one stands."""
+"""Recipes by name, from any directory."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_recipes_are_listed_and_copied(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_model_that_ships_is_found_from_any_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The twins once named a path inside of a checkout, and ran nowhere else."""
+    """The twins used to contain a path inside the checkout, and failed outside of it."""
     monkeypatch.chdir(tmp_path)
     twin = load_config(Path("cpu/verl-sglang-3b"))
     assert Path(twin.model.path).is_absolute()

@@ -1,6 +1,6 @@
-"""A small hub over real HTTP: the two answers of its API, and files with byte ranges.
+"""A small hub over real HTTP: the two replies of its API, and files with byte ranges.
 
-It can cut connections short, forget what ranges are, and answer with errors, as real ones do.
+It can cut connections short, ignore ranges and reply with errors, like real hubs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ COMMIT = "0123abcd" * 5
 
 @dataclass
 class Hub:
-    """The files of one repository, what to do to the next requests, and what was asked."""
+    """The files of one repository, faults for the next requests, and the requests received."""
 
     files: dict[str, bytes]
     plain: tuple[str, ...] = ()
-    """Files without a SHA-256, known by git's hash of their content."""
+    """Files without a SHA-256, identified by git's hash of their content."""
     knows_ranges: bool = True
     cut_after: list[int] = field(default_factory=list)
     """For each coming file request, the bytes after which the connection is dropped."""
     statuses: list[int] = field(default_factory=list)
     """For each coming file request, a status to refuse it with (200: serve it)."""
     published: dict[str, bytes] = field(default_factory=dict)
-    """Contents that the listing speaks of, where they are not those that are sent."""
+    """Contents described in the listing if they differ from those that are sent."""
     page_size: int = 1000
     ranges: list[str | None] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)
-    """The headers ``Authorization`` of the requests for data sets."""
+    """The ``Authorization`` headers of the requests for datasets."""
 
     def __enter__(self) -> Self:
         hub = self
@@ -128,7 +128,7 @@ def _send(
     headers: dict[str, str] | None = None,
     cut: int | None = None,
 ) -> None:
-    """Send the answer; its length is always told in full, also where it is cut short."""
+    """Sends the reply; announces its full length even if it is cut short."""
     request.send_response(status)
     request.send_header("Content-Length", str(len(body)))
     for name, value in (headers or {}).items():

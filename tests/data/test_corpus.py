@@ -156,7 +156,7 @@ def test_a_title_with_a_line_break_is_refused_when_written(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["c.jsonl", "c.jsonl.gz", "q.jsonl"])
 def test_a_file_that_is_not_written_to_its_end_leaves_the_older_one(tmp_path: Path, name: str):
-    """Half a corpus was left, which ``forage index`` takes for a whole one."""
+    """Half a corpus remained, which ``forage index`` accepts as complete."""
     path = tmp_path / name
 
     is_corpus = name.startswith("c")
@@ -230,7 +230,7 @@ def test_a_directory_without_a_corpus_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_rows_with_an_address_and_no_id_are_numbered_behind_it(tmp_path: Path) -> None:
-    """ASearcher's pages are cut into passages that share their address."""
+    """ASearcher's pages are split into passages with the same address."""
     path = tmp_path / "corpus.jsonl"
     rows = [{"contents": '"Rome"\nOne.', "url": "w/Rome"}, {"contents": "Two.", "url": "w/Rome"}]
     path.write_text("\n\n".join(json.dumps(row) for row in rows), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The order of questions: epochs, mixtures, curriculum; the same at a position whoever asks."""
+"""The order of questions: epochs, mixtures, curriculum; a position always gives the same question."""
 
 import random
 from collections import Counter
@@ -38,7 +38,7 @@ def ids(order: QuestionOrder, count: int, start: int = 0) -> list[str]:
 
 
 def test_without_settings_it_is_one_seeded_shuffle_an_epoch():
-    """Spelt out as the loop had it before: recorded runs keep their order."""
+    """Spelled out as in the earlier loop: recorded runs keep their order."""
     expected = []
     for epoch in range(3):
         order = list(range(len(BOTH)))
@@ -53,7 +53,7 @@ def test_without_settings_it_is_one_seeded_shuffle_an_epoch():
     st.lists(st.integers(0, 5000), min_size=1, max_size=20),
 )
 def test_a_position_does_not_depend_on_what_was_asked_before(seed, weights, positions):
-    """A resumed run asks from the middle, and must be given what the first run was given."""
+    """A resumed run starts in the middle and must get the same questions as the first run."""
     walked = QuestionOrder(BOTH, seed, weights)
     for position in positions:
         assert walked.at(position) == QuestionOrder(BOTH, seed, weights).at(position)
@@ -150,7 +150,7 @@ def question_ids(questions: object) -> list[str]:
 
 @pytest.mark.parametrize(("num_own", "begins_at"), [(2, 12), (6, 12)])
 def test_a_run_with_another_number_a_step_goes_on_with_the_next_question(num_own, begins_at):
-    """After three steps of four it went on with the seventh question, or the nineteenth."""
+    """After three steps of four it continued with the seventh question, or the nineteenth."""
     order = QuestionOrder(ALL, 0)
     before, after = (StepQuestions(order, len(ALL), n, 0, 0) for n in (4, num_own))
     after.resume_at(3, before.position(3))
@@ -196,7 +196,7 @@ def episode(number: int, em: float, status: Status = Status.ANSWERED) -> Episode
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
-    """q0 always answered, q1 half the time, q2 never; q3 met failures alone."""
+    """q0 always answered, q1 half the time, q2 never; q3 only failed."""
     path = tmp_path / "episodes.jsonl"
     normal = [episode(0, 1.0), episode(1, 1.0), episode(1, 0.0), episode(2, 0.0)]
     failed = [episode(3, 0.0, Status.SEARCH_FAILED), episode(3, 0.0, Status.ENGINE_FAILED)]

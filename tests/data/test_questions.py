@@ -81,7 +81,9 @@ def test_nq_open_and_flashrag_rows_are_told_apart_by_their_keys(tmp_path: Path):
 
 @pytest.mark.parametrize("has_columns", [True, False])
 def test_search_r1_rows_have_their_source_in_their_id(tmp_path: Path, has_columns: bool):
-    """``index`` and ``id`` restart in each source of a merged file: alone they would clash."""
+    """``index`` and ``id`` restart in each source of a merged file, so by themselves they would
+    clash.
+    """
     rows = []
     for source in ("nq", "hotpotqa"):
         row = {
@@ -267,7 +269,7 @@ def test_the_real_files_are_read_whole():
 
 
 def test_a_long_question_is_read_whole(tmp_path: Path):
-    """Whether it fits a prompt is for the run to say, which knows the tokenizer and the budget."""
+    """Whether it fits a prompt is decided by the run, which knows the tokenizer and the budget."""
     text = "who " * 25_000
     path = write_lines(tmp_path / "long.jsonl", {"question": text, "answers": ["A"]})
     assert read_questions(path)[0].text == text
@@ -276,7 +278,7 @@ def test_a_long_question_is_read_whole(tmp_path: Path):
 def test_a_missing_file_is_named_with_the_command_that_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The path alone left a newcomer who tried a recipe that ships without the next step."""
+    """A path by itself did not tell a newcomer with a shipped recipe what to do next."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"forage data squad FILE\.json --out runs/xquad/data$"):
         read_questions("runs/xquad/data/questions.jsonl")

@@ -1,4 +1,4 @@
-"""Rejection sampling over recorded episodes: what passes, and what is said of the rest."""
+"""Rejection sampling over recorded episodes: what passes, and what is reported of the rest."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that are written completely or not at all."""
 
 import errno
 import os
@@ -80,7 +80,7 @@ def test_a_file_whose_writer_fails_leaves_the_older_one(tmp_path: Path):
 def test_an_index_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A power cut could leave an index of empty files, as it could a checkpoint."""
+    """A power failure could leave an index of empty files, as it could a checkpoint."""
     flushed: set[str] = set()
     missing: list[set[str]] = []
     rename, fsync = Path.rename, os.fsync

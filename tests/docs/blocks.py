@@ -1,9 +1,9 @@
-"""The blocks of code of a page, and what the comment in front of each says about running it.
+"""The code blocks of a page, and what the comment before each says about running it.
 
-``<!-- runs with: 40000 -> 60; + trainer.num_steps=1 -->`` makes a block small enough for a test:
-words that are replaced in its lines, and settings behind the ``+`` that its commands of a recipe
-get besides. ``<!-- not run: why -->`` has a block read only: its commands, their options and
-settings must exist. A block without a comment runs as it stands.
+``<!-- runs with: 40000 -> 60; + trainer.num_steps=1 -->`` makes a block small enough for a test: it
+gives words to replace in its lines and, after the ``+``, settings to add to its commands with a
+recipe. ``<!-- not run: why -->`` means that a block is only checked: its commands, their options
+and settings must exist. A block without a comment runs unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMMENT = re.compile(r"^\s*<!-- (runs with|not run): (.+?) -->$")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block; ``reason`` is why it is not run, None where it is."""
+    """One fenced block; ``reason`` says why it is not run, or is None."""
 
     page: str
     line: int
@@ -38,7 +38,7 @@ class Block:
         return f"{self.page}:{self.line}"
 
     def commands(self) -> Iterator[str]:
-        """The command lines: continued lines joined, comments and prompts taken away."""
+        """The command lines: continued lines joined, comments and prompts removed."""
         for line in re.sub(r"\\\n\s*", "", self.text).splitlines():
             if self.language == "console" and not line.startswith("$ "):
                 continue  # what a command prints
@@ -51,7 +51,7 @@ class Block:
 
 
 def blocks_of(page: Path, name: str) -> list[Block]:
-    """The blocks of a page in their order."""
+    """The blocks of a page in order."""
     found: list[Block] = []
     lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), start=1))
     comment: re.Match[str] | None = None
@@ -74,7 +74,7 @@ def blocks_of(page: Path, name: str) -> list[Block]:
 
 
 def _said(kind: str, text: str) -> dict[str, Any]:
-    """The fields of a block that its comment gives."""
+    """The fields of a block set by its comment."""
     if kind == "not run":
         return {"reason": text}
     parts = [part.strip() for part in text.split(";")]

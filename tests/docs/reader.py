@@ -1,7 +1,7 @@
 """A reader of a page: a clean directory with what the page takes for granted, and a shell.
 
 Commands of Forage run in this process, as ``forage`` would; a search server is a real process, and
-later addresses with its port are those of the server. Other programs are only looked at.
+later addresses with its port refer to it. Other programs are only checked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 
 @cache
 def _prepared() -> Path:
-    """What pages take for granted: a corpus, questions, a model, a run of one step."""
+    """What pages take for granted: a corpus, questions, a model, and a run of one step."""
     out = scratch() / "reader"
     shutil.copytree(world_dir(), out, ignore=shutil.ignore_patterns("index"))
     shutil.copytree(random_model(), out / "MODEL")
@@ -52,7 +52,7 @@ def _prepared() -> Path:
 
 
 def _small(output_dir: Path, model: str, data: Path) -> RunConfig:
-    """A recipe of a step of two short episodes."""
+    """A recipe with one step of two short episodes."""
     return make_config(
         output_dir,
         model={"path": model},
@@ -64,7 +64,7 @@ def _small(output_dir: Path, model: str, data: Path) -> RunConfig:
 
 
 class Reader:
-    """Follows one page in ``directory``; ``close`` ends what it started."""
+    """Follows one page in ``directory``; ``close`` ends the processes it started."""
 
     def __init__(self, directory: Path) -> None:
         shutil.copytree(_prepared(), directory, dirs_exist_ok=True, symlinks=True)
@@ -80,7 +80,7 @@ class Reader:
         self._started.close()
 
     def follow(self, block: Block) -> None:
-        """Do what the block says, or check that it could be done."""
+        """Does what the block says, or checks that it could be done."""
         if block.language == "python":
             if block.reason is None:
                 exec(compile(block.text, block.place, "exec"), self._python)
@@ -133,7 +133,7 @@ class Reader:
 
 
 def check_arguments(argv: list[str]) -> None:
-    """Commands, options and settings exist, and the values are of their types."""
+    """Checks that commands, options and settings exist, and that values have their types."""
     args = cli._parse(argv)
     if hasattr(args, "config"):
         recipe = args.config if Path(args.config).parent.name else Path("bare.yaml")
@@ -141,7 +141,7 @@ def check_arguments(argv: list[str]) -> None:
 
 
 def check_settings(block: Block) -> None:
-    """A part of a recipe is one: ``model`` is added where it says nothing of it."""
+    """Checks part of a recipe as a recipe, with ``model`` added if it is missing."""
     tree = yaml.safe_load(block.text)
     assert isinstance(tree, dict), f"{block.place} holds no settings"
     base = tree.pop("base", [])
@@ -155,7 +155,7 @@ def check_settings(block: Block) -> None:
 
 
 def check_other(program: str, rest: list[str], block: Block) -> None:
-    """What is not Forage's: targets of make, extras of pip, files that python runs."""
+    """Checks what does not belong to Forage: targets of make, extras of pip, files run by python."""
     if program == "make":
         targets = set(_TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
         named = [word for word in rest if "=" not in word]

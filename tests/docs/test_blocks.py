@@ -1,4 +1,4 @@
-"""Every block of code of the pages runs, from a clean directory, in the order of its page."""
+"""Every code block of the pages runs, from a clean directory, in the order of its page."""
 
 import re
 from pathlib import Path
@@ -16,14 +16,14 @@ PAGES = {
 
 
 async def _serve_nothing(server: object, sockets: object) -> None:
-    """In place of a server that runs until it is stopped."""
+    """Replaces a server that runs until it is stopped."""
 
 
 @pytest.mark.parametrize("page", [name for name, blocks in PAGES.items() if blocks])
 def test_each_block_of_a_page_runs_in_its_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """A command of the README once ended with an error: it named an index that was not there."""
+    """A command of the README failed because it named an index that did not exist."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("uvicorn.Server.serve", _serve_nothing)  # pages of forage view
@@ -41,7 +41,7 @@ def test_each_block_of_a_page_runs_in_its_order(
 
 
 def test_each_block_says_its_language():
-    """A block that is only indented has no language, and nobody would run it."""
+    """An indented block has no language, so no test would run it."""
     blocks = [block for found in PAGES.values() for block in found]
     assert {block.place for block in blocks if block.language not in LANGUAGES} == set()
     assert {block.place for block in blocks if block.reason == ""} == set()

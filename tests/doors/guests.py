@@ -1,4 +1,4 @@
-"""A recipe that other programs play: the tiny world's questions and search, native tool calls."""
+"""A recipe played by other programs: the tiny world's questions and search, native tool calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def qwen3(chat_template: str) -> Path:
 
 
 def recipe(model: Path, **changes: Any) -> RunConfig:
-    """A recipe of two searches at most; ``search={"url": ...}`` changes keys of a section."""
+    """A recipe with up to two searches; ``search={"url": ...}`` changes keys of a section."""
     tree: dict[str, Any] = {
         "model": {"path": str(model)},
         "data": {"train": str(world_dir() / "train.jsonl")},
@@ -61,7 +61,7 @@ async def played_by_forage(
 
 
 async def reward_of(config: RunConfig, episode: Episode) -> dict[str, float]:
-    """The value and the parts that Forage gives an episode."""
+    """The value and the components of Forage's reward for an episode."""
     async with Scorer(config.reward, config.environment.protocol) as score:
         reward = await score(episode)
     return {"": reward.value, **reward.parts}

@@ -1,4 +1,4 @@
-"""A stand-in for a model server: ``/v1/chat/completions`` by a script, streamed where asked."""
+"""A stand-in for a model server: ``/v1/chat/completions`` from a script, streamed on request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from threading import Thread
 from typing import Any
 
 Turn = Callable[[list[dict[str, Any]]], dict[str, Any]]
-"""The messages of a request, and the assistant's message that answers them."""
+"""The messages of a request, and the assistant's message in reply."""
 
 
 @contextmanager
 def scripted_chat(turn: Turn) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The base address of the server, and the bodies of the requests that it got."""
+    """The base URL of the server, and the bodies of the requests it received."""
     seen: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):

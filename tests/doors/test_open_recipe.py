@@ -1,4 +1,4 @@
-"""What a recipe makes of calls and messages that another program played."""
+"""How a recipe handles calls and messages that another program played."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(**changes: Any) -> OpenRecipe:
 
 
 async def played(*messages: Message, **changes: Any) -> tuple[Episode, list[str]]:
-    """The scored episode, and what each call was answered."""
+    """The scored episode, and the result of each call."""
     made: list[Turn] = []
     async with opened(**changes) as door:
         calls = [call for message in messages for call in message.calls]
@@ -126,7 +126,7 @@ async def test_an_episode_with_a_failed_search_counts_where_the_recipe_says_so(l
 
 
 async def test_calls_that_run_at_once_share_the_budget_of_calls():
-    """Each looked at what had come back so far: all of one message ran, however many they were."""
+    """Each looked at the results so far, so all calls of one message ran, however many."""
     made: list[Turn] = []
     environment = {"max_turns": 2, "protocol": "tools"}
     queries = ("Rome", "Tiber", "Arno")
@@ -141,7 +141,7 @@ async def test_calls_that_run_at_once_share_the_budget_of_calls():
 
 
 async def test_an_argument_that_is_null_in_the_message_may_have_been_left_out_of_the_call():
-    """Such a call was taken for one that never ran, and its episode ended there."""
+    """Such a call was treated as one that never ran, and its episode ended there."""
     made: list[Turn] = []
     async with opened() as door:
         await door.call(*SEARCHED, made)

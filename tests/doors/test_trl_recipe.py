@@ -54,7 +54,7 @@ def make_trainer(door: TrlRecipe, out: Path, **settings: Any) -> GRPOTrainer:
 
 
 def scripted(trainer: GRPOTrainer, turns: Callable[[int, str], str]) -> None:
-    """Have the trainer's model say ``turns(number of the turn, what stands before it)``."""
+    """Makes the trainer's model say ``turns(number of the turn, text before it)``."""
     tokenizer: Any = trainer.processing_class
     num_turns = 0
 
@@ -70,7 +70,7 @@ def scripted(trainer: GRPOTrainer, turns: Callable[[int, str], str]) -> None:
 
 
 def watched(door: TrlRecipe) -> list[dict[str, Any]]:
-    """What TRL's reward call is given, each rollout with its reward."""
+    """The rollouts passed to TRL's reward call, each with its reward."""
     seen: list[dict[str, Any]] = []
     reward = door.reward
 

@@ -1,7 +1,7 @@
 """Chat formats of many families in a few lines each: which tokens open, end and follow a message.
 
-The control tokens, their order, what the last message ends with and whether the assistant's start
-opens a thought are those of the published templates; tools and default texts are left out.
+The control tokens, their order, how the last message ends and whether the assistant's start opens a
+thought match the published templates; tools and default texts are left out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerFast
 
 @dataclass(frozen=True)
 class ChatFamily:
-    """``eos`` is the tokenizer's own; ``config_ends`` are those of its generation config."""
+    """``eos`` is the tokenizer's own; ``config_ends`` come from its generation config."""
 
     special: tuple[str, ...]
     eos: str
     template: str
     ends: frozenset[str]
-    """Where sampling has to stop."""
+    """Where sampling must stop."""
     message_end: str | None = None
     """What ends the assistant's message in the template."""
     config_ends: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class ChatFamily:
 
 
 def _each(message: str, start: str, before: str = "") -> str:
-    """A template that writes each message by one rule, and the start of the assistant's."""
+    """A template that writes each message by one rule, and the start of the assistant's message."""
     loop = "{% for m in messages %}" + message + "{% endfor %}"
     return before + loop + "{% if add_generation_prompt %}" + start + "{% endif %}"
 

@@ -1,7 +1,7 @@
-"""The chat formats of three model families, on tokenizers and models of a few thousand numbers.
+"""The chat formats of three model families, on tokenizers and models of a few thousand parameters.
 
-The templates follow the published rules of each family (control tokens, separators, where tools
-and their results stand, what happens to reasoning); their instructions are worded anew.
+The templates follow the published rules of each family (control tokens, separators, positions of
+tools and their results, treatment of reasoning); their instructions are our own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers import (
 
 Name = Literal["qwen2.5", "qwen2.5-base", "qwen3", "qwen3-base", "llama3", "llama3-base"]
 NAMES: tuple[Name, ...] = ("qwen2.5", "qwen2.5-base", "qwen3", "qwen3-base", "llama3")
-"""Those with a chat template, Qwen's base models among them."""
+"""Families with a chat template, including Qwen's base models."""
 
 # Tools in the system message; a default system message; consecutive results in one user message.
 QWEN25 = r"""
@@ -218,7 +218,7 @@ LLAMA3 = r"""
 
 @dataclass(frozen=True)
 class Family:
-    """What differs between families: tokens, which of them ends a text, and the template."""
+    """The differences between families: tokens, the one that ends a text, and the template."""
 
     special: tuple[str, ...]
     added: tuple[str, ...]
@@ -302,10 +302,10 @@ _SPARE_ROWS = 24
 
 @cache
 def family_model(name: Name) -> PreTrainedModel:
-    """Two layers with random weights, of the family's own architecture.
+    """Two layers with random weights, in the family's own architecture.
 
-    Its embeddings have rows for ids that the tokenizer does not know, as Qwen's have; the instruct
-    models share them with the head, as the small ones of each family do, and the base models not.
+    Its embeddings have rows for ids that the tokenizer does not know, as in Qwen. The instruct
+    models tie them to the head, like the small models of each family; the base models do not.
     """
     torch.manual_seed(3)
     sizes: dict[str, Any] = {

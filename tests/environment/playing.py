@@ -1,4 +1,4 @@
-"""Plays one question with a script for the policy and one for the retriever."""
+"""Plays one question with scripts for the policy and the retriever."""
 
 from collections.abc import Sequence
 

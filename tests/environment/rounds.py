@@ -1,10 +1,10 @@
-"""How often the event loop has gone round."""
+"""Counts iterations of the event loop."""
 
 import asyncio
 
 
 class Rounds:
-    """Counts the rounds of the event loop."""
+    """Counts the iterations of the event loop."""
 
     def __init__(self) -> None:
         self.number = 0

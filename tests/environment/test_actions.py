@@ -80,7 +80,7 @@ def test_any_text_parses_as_the_published_expression_does_for_its_innermost_bloc
 
 @given(tagged_text, st.text() | tagged_text)
 def test_what_follows_the_stop_changes_no_action(text: str, later: str):
-    """Sampling stops at the first closing tag that completes a block; the rest is beyond it."""
+    """Sampling stops at the first closing tag that completes a block; the rest comes after it."""
     match = PUBLISHED.search(text)
     if match is None:
         return

@@ -50,7 +50,7 @@ async def test_the_engine_is_given_exactly_the_concatenation_of_the_segments():
 
 
 async def test_sampled_tokens_that_no_tokenizer_would_give_are_kept_as_they_are():
-    """Encoding the decoded text again would merge the letters and find the tag's own token."""
+    """Re-encoding the decoded text would merge the letters and produce the tag's own token."""
     letters = [tiny_codec().encode_trusted(letter)[0] for letter in "<search>Rome</search>"]
     engine = script(letters, ANSWER)
     episode = await play(engine, ScriptedSearch(reply_with(ROME)))
@@ -154,7 +154,7 @@ async def test_turns_without_an_answer_end_out_of_turns():
 
 
 async def test_an_observation_that_leaves_no_room_for_a_turn_ends_out_of_tokens():
-    """The observation is not shown: the policy could not answer after it."""
+    """The observation is not shown, as the policy could not answer after it."""
     engine = script(SEARCH, ANSWER)
     search = ScriptedSearch(reply_with(Passage("p", "x", "river " * 99)))
     config = ROOMY.model_copy(update={"max_tokens": len(PROMPT) + 50})
@@ -166,7 +166,7 @@ async def test_an_observation_that_leaves_no_room_for_a_turn_ends_out_of_tokens(
 
 
 async def test_a_last_turn_that_is_cut_by_the_budget_ends_out_of_tokens():
-    """It read as out of turns, though a longer budget would have let the policy answer."""
+    """It was recorded as out of turns, although a longer budget would have allowed an answer."""
     config = ROOMY.model_copy(update={"max_turns": 1, "has_final_turn": False})
     whole = await play(script(SEARCH), config=config)
     config = config.model_copy(update={"max_tokens": whole.num_tokens - 1})
@@ -243,7 +243,7 @@ async def test_max_tokens_bounds_the_turn_that_is_left_room_for():
 
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_passage_that_holds_an_answer_tag_earns_nothing(shape):
-    """Neither does one that closes the block, ends the message or speaks for the policy."""
+    """Nor does a passage that closes the block, ends the message or imitates the policy."""
     codec, tokenizer = CODECS[shape], make_tokenizer(shape)
     hostile = Passage(
         "p1",
@@ -278,7 +278,7 @@ async def test_a_policy_that_gives_no_answer_earns_nothing_from_a_passage_that_d
 
 
 async def test_an_answer_that_is_opened_in_one_turn_is_not_closed_by_the_next():
-    """Nor by the message in between, which itself holds an answer block."""
+    """Nor by the message in between, which contains an answer block."""
     assert "</answer>" in INVALID_ACTION_MESSAGE
     episode = await play(script("<answer>Tiber", "</answer>", "<answer>Arno</answer>"))
     assert [turn.kind for turn in episode.turns] == [

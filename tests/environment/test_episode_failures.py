@@ -1,4 +1,4 @@
-"""What an episode makes of an engine or a search that fails, hangs or breaks."""
+"""What happens to an episode if an engine or a search fails, hangs or raises."""
 
 import asyncio
 
@@ -96,7 +96,7 @@ async def test_an_engine_that_hangs_ends_at_the_deadline():
 
 
 async def test_a_search_that_hangs_until_the_deadline_is_a_failed_search():
-    """The engine was then given no time at all, and took the blame."""
+    """The engine then had no time left and was blamed."""
     engine = script(SEARCH, Fault.HANG)
     episode = await play(engine, ScriptedSearch(Fault.HANG), deadline_s=0.02)
     assert episode.turns[0].search_failure is FailureKind.TIMEOUT

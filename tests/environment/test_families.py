@@ -1,7 +1,7 @@
 """Token continuity across turns, family by family, in both protocols.
 
-Three things are held against each other: what the engine was given, what the transcript keeps, and
-what the family's own chat template makes of the same conversation.
+Three things are compared: the engine's input, the transcript, and the family's own chat template
+applied to the same conversation.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def user_message(protocol: Literal["tags", "tools"]) -> dict[str, str]:
 
 
 def assert_continuous(engine: ScriptedEngine, episode: Episode) -> None:
-    """Each call is the concatenation of the segments before it: nothing was changed or dropped."""
+    """Each call's input is the concatenation of the segments before it, unchanged and complete."""
     sampled_at = [i for i, s in enumerate(episode.segments) if s.origin is Origin.SAMPLED]
     for call, at in zip(engine.calls, sampled_at, strict=True):
         before = [i for segment in episode.segments[:at] for i in segment.token_ids_T]
@@ -107,7 +107,7 @@ def assert_continuous(engine: ScriptedEngine, episode: Episode) -> None:
 
 @families
 async def test_with_tools_the_transcript_is_what_the_template_writes(name: Name):
-    """Prompt, calls, results and the starts of turns are, as text, those of the chat template."""
+    """As text, prompt, calls, results and the starts of turns equal those of the chat template."""
     player = make_player(name, "tools")
     call = search_turn(name, "tools")
     engine = ScriptedEngine(family_tokenizer(name), call, ANSWER)
@@ -138,7 +138,9 @@ async def test_with_tools_the_transcript_is_what_the_template_writes(name: Name)
 async def test_a_turn_without_an_action_is_answered_as_the_template_writes_a_user(
     name: Name, protocol: Literal["tags", "tools"]
 ):
-    """The policy ended its message, so the next one begins; without this the reply hung nowhere."""
+    """The policy ended its message, so a new one begins; otherwise the reply belonged to no
+    message.
+    """
     end = FAMILIES[name].end_of_turn
     player = make_player(name, protocol)
     turn = player.codec.encode_trusted(f"Let me see.{end}")
@@ -176,7 +178,7 @@ async def test_with_tags_results_stand_in_the_assistants_own_message(name: Name)
 
 
 async def test_a_base_model_without_a_chat_template_plays_in_plain_text():
-    """Llama 3's base models: the beginning of the text once, and no message around anything."""
+    """Llama 3's base models: the start of the text once, and no message frames."""
     player = make_player("llama3-base", "tags")
     tokenizer = family_tokenizer("llama3-base")
     aimless = player.codec.encode_trusted("Hm.<|end_of_text|>")
@@ -199,7 +201,7 @@ async def test_a_base_model_without_a_chat_template_plays_in_plain_text():
 async def test_reasoning_that_qwen3s_template_strips_stays_in_the_transcript(
     protocol: Literal["tags", "tools"],
 ):
-    """Rendering the conversation anew would drop what was sampled; the transcript only grows."""
+    """Rendering the conversation again would drop sampled tokens; the transcript only grows."""
     player = make_player("qwen3", protocol)
     tokenizer = family_tokenizer("qwen3")
     aimless = player.codec.encode_trusted("<think>\nHm.\n</think>\n\nHm.<|im_end|>")
@@ -249,7 +251,7 @@ async def test_a_turn_is_ended_exactly_once(name: Name, end: str, written: str):
 async def test_a_random_model_of_the_family_reads_the_transcript_it_wrote(
     name: Name, protocol: Literal["tags", "tools"]
 ):
-    """What the engine's cache made of turn after turn is what one forward over all tokens makes."""
+    """The engine's cache after several turns equals one forward pass over all tokens."""
     player = make_player(name, protocol, max_turn_tokens=60, max_turns=3, max_tokens=2000)
     model = family_model(name)
     engine = TorchEngine(
@@ -286,7 +288,7 @@ async def test_a_random_model_of_the_family_reads_the_transcript_it_wrote(
 
 
 class _FirstThen:
-    """One turn from one engine, the others from another."""
+    """The first turn from one engine, the others from another."""
 
     def __init__(self, first: ScriptedEngine, then: TorchEngine) -> None:
         self._first: ScriptedEngine | None = first

@@ -1,4 +1,4 @@
-"""Old results are archived: what the engine is given, what is recorded, and what is learnt."""
+"""Old results are archived: the engine's input, the records, and the trained tokens."""
 
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ def replies(count: int) -> ScriptedSearch:
 
 
 def sent(episode: Episode) -> list[tuple[int, ...]]:
-    """What the engine was given for each turn, as the segments have it."""
+    """The engine's input for each turn, according to the segments."""
     given: list[tuple[int, ...]] = []
     context: tuple[int, ...] = ()
     for segment in episode.segments:

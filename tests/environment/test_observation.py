@@ -155,7 +155,7 @@ def test_a_pad_token_that_is_the_end_token_appears_in_no_observation():
 
 @pytest.mark.parametrize("text", ['"' * 40, "\\" * 40, "\x01" * 40, 'a\\"b\x02' * 12])
 def test_a_json_frame_is_closed_wherever_its_body_is_cut(text: str):
-    """A body cut inside an escape took the frame's closing quote for a part of its text."""
+    """If the body was cut inside an escape, the frame's closing quote became a part of its text."""
     codec = CODECS["tags_ordinary"]
     frame = Frame.of(codec.encode_trusted('"'), '"', codec, is_json=True)
     for max_tokens in range(2, 90):

@@ -1,7 +1,7 @@
-"""A thought that the chat template or a dialect opened counts as opened, and is not opened again.
+"""A thought opened by the chat template or a dialect counts as open, and is not opened again.
 
 Templates of reasoning models end the prompt in ``<think>``: their correct episodes scored .80 of
-1.00 with ``format_valid`` 0, and demonstrations wrote the tag twice.
+1.00 with ``format_valid`` 0, and demonstrations contained the tag twice.
 """
 
 import json
@@ -47,7 +47,7 @@ def assert_right(episode: Episode, reward: float = 1.0) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_a_correct_episode_is_well_formed_in_each_family(name: str, tmp_path: Path):
-    """The first turn goes on in the thought that the prompt opened; the second opens its own."""
+    """The first turn continues the thought that the prompt opened; the second opens its own."""
     tokenizer = save_chat_tokenizer(name, tmp_path)
     is_open = FAMILIES[name].opens_thought
     first = f"{'' if is_open else '<think>'} Where? </think>\n<search> Rome </search>"
@@ -81,7 +81,7 @@ async def test_a_reminder_in_a_new_message_opens_a_thought_again(tmp_path: Path)
 
 
 async def test_a_dialect_that_opens_the_next_thought_counts_as_well(tmp_path: Path):
-    """RLinf writes ``<think>`` behind each result."""
+    """RLinf writes ``<think>`` after each result."""
     tokenizer = save_chat_tokenizer("qwen3", tmp_path)
     first = "<think> Where? </think><search> Rome </search>"
     answer = f"There. </think><answer> {QUESTION.golden_answers[0]} </answer>"
@@ -92,7 +92,7 @@ async def test_a_dialect_that_opens_the_next_thought_counts_as_well(tmp_path: Pa
 
 
 async def test_a_passage_opens_no_thought(tmp_path: Path):
-    """Its tag is spelt otherwise before the policy sees it."""
+    """Its tag is respelled before the policy sees it."""
     tokenizer = save_chat_tokenizer("qwen3", tmp_path)
     first = "<think> Where? </think><search> Rome </search>"
     answer = f"There. </think><answer> {QUESTION.golden_answers[0]} </answer>"

@@ -70,7 +70,9 @@ def test_a_question_without_a_question_mark_gets_one(asked: str, shown: str):
 
 @given(shapes, hostile_text)
 def test_a_question_can_emit_no_control_token_and_open_no_tag(shape, text: str):
-    """Beside a harmless question, a hostile one adds no added token to the prompt and no tag."""
+    """Compared with a harmless question, a hostile one adds no added token and no tag to the
+    prompt.
+    """
     harmless, hostile = encode("x", shape, PROTOCOL), encode(text, shape, PROTOCOL)
     added = added_ids(shape)
     assert [i for i in hostile if i in added] == [i for i in harmless if i in added]

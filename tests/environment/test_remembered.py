@@ -1,4 +1,4 @@
-"""What a model was trained with, and how a recipe that leaves it open is filled up."""
+"""The settings a model was trained with fill in those that a recipe leaves open."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Where a turn stops: what tokenizer, chat template and generation config say, family by family."""
+"""Where a turn stops: tokenizer, chat template and generation config of each family."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_the_templates_own_end_stops_a_turn_without_a_generation_config(name: st
 
 @families
 def test_an_end_that_the_policy_wrote_is_not_written_again(name: str, tmp_path: Path):
-    """A turn that ended with its message's own end is continued behind it, in each family."""
+    """In each family, a turn that ended with its message's own end token continues after it."""
     family = FAMILIES[name]
     codec = Codec(save_chat_tokenizer(name, tmp_path))
     end = family.message_end or "<|user|>"
@@ -48,7 +48,7 @@ def test_an_end_that_the_policy_wrote_is_not_written_again(name: str, tmp_path: 
 
 
 def test_a_config_names_ends_only_among_control_tokens(tmp_path: Path):
-    """transformers writes Llama's 2 into configs of models that have another token there."""
+    """transformers writes Llama's id 2 into configs of models where it is another token."""
     save_chat_tokenizer("qwen3", tmp_path)
     tag = Codec(save_chat_tokenizer("qwen3", tmp_path)).encode_trusted("<think>")[0]
     for ends in (2, [2, tag], None, "x", {"a": 1}):

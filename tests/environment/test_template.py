@@ -1,4 +1,4 @@
-"""Templates held against the protocol they are for."""
+"""Templates checked against their protocol."""
 
 from pathlib import Path
 

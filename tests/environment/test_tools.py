@@ -1,4 +1,4 @@
-"""Calls of the search tool as two families spell them: written, read, and what is refused."""
+"""Calls of the search tool in the syntax of two families: written, read, and refused."""
 
 import json
 

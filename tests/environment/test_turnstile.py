@@ -1,4 +1,4 @@
-"""Many episodes that are woken at once go on in turns."""
+"""Many episodes that are woken at once continue a few at a time."""
 
 import asyncio
 from collections import Counter
@@ -48,7 +48,9 @@ def test_a_loop_that_ended_with_some_before_it_holds_up_no_other():
 
 
 async def test_one_reply_that_wakes_many_episodes_has_them_go_on_in_turns():
-    """A reply to 64 queries woke as many episodes in one round, and held the loop for 100 ms."""
+    """A reply to 64 queries woke as many episodes in one iteration, and blocked the loop for 100
+    ms.
+    """
     environment = Environment(ROOMY, tiny_codec())
     engine = script(*[SEARCH] * 40, *[ANSWER] * 40)
     rounds = Rounds()

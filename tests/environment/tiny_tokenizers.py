@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers of a few hundred tokens, in the shapes that real models come in."""
+"""Byte-level BPE tokenizers of a few hundred tokens, in the variants of real models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CORPUS = [
 
 @cache
 def make_tokenizer(shape: Shape) -> PreTrainedTokenizerFast:
-    """One of the shapes; ``tags_ordinary`` and those after it spell the tags as ordinary text."""
+    """One variant; ``tags_ordinary`` and the following ones spell the tags as ordinary text."""
     base = Tokenizer(models.BPE())
     base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     base.decoder = decoders.ByteLevel()
@@ -63,6 +63,6 @@ def make_tokenizer(shape: Shape) -> PreTrainedTokenizerFast:
 
 
 def add_tokens(tokenizer: PreTrainedTokenizerFast, *contents: str) -> None:
-    """Add tokens that are not special, as Qwen has its tool tags."""
+    """Adds tokens that are not special, like Qwen's tool tags."""
     for content in contents:
         tokenizer.add_tokens(AddedToken(content, special=False, normalized=False))

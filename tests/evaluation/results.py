@@ -1,4 +1,4 @@
-"""Finished evaluations made of numbers."""
+"""Finished evaluations with made-up numbers."""
 
 from forage.evaluation.fingerprint import Protocol
 from forage.evaluation.result import EvaluationResult

@@ -1,4 +1,4 @@
-"""What a training run evaluates: a part on the way, all at the end, and faults before it begins."""
+"""Evaluations of a training run: a part during it, all at the end, and faults before it begins."""
 
 import asyncio
 import json
@@ -104,7 +104,7 @@ def test_a_run_resumed_at_its_end_finishes_the_last_evaluation(
 
 
 def test_a_run_that_is_given_more_steps_is_evaluated_again(tmp_path: Path, two_sources: Path):
-    """It was refused behind its last step: the figures there are of the weights before."""
+    """It was refused after its last step, because the existing figures had earlier weights."""
     config = config_of(tmp_path / "run", two_sources, at_end=True, num_questions=6)
     run_training(config, resume=False)
     before = read_result(final_figures(config))

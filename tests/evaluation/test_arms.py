@@ -1,4 +1,4 @@
-"""What a question's searches are answered with under each arm."""
+"""The search results that a question gets under each arm."""
 
 import pytest
 

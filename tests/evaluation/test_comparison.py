@@ -1,4 +1,4 @@
-"""Two evaluations paired by question: the differences, who is refused, what is told."""
+"""Two evaluations paired by question: the differences, refusals and reports."""
 
 import random
 from dataclasses import replace
@@ -29,7 +29,7 @@ NAMES = ("before", "after")
 
 
 def pair(shift: float = 0.3, size: int = 80) -> tuple[EvaluationResult, EvaluationResult]:
-    """Two sources of which the second run answers ``shift`` more of the first source."""
+    """Two sources; the second run answers ``shift`` more questions of the first source."""
     rng = random.Random(0)
     first, second = [], []
     for number in range(size):
@@ -147,7 +147,7 @@ def test_the_tables_show_differences_with_signs_intervals_and_p_values(tmp_path:
 
 
 def test_an_ordinary_terminal_shows_every_figure_whole() -> None:
-    """With F1 beside it, the difference was cut to "+0.0…" at 80 columns."""
+    """With F1 next to it, the difference was cut to "+0.0…" at 80 columns."""
     first, second = pair()
     names = ("runs/a-long-name/eval", "runs/another-long-name/eval")
     comparison = compare(first, second, names, 2000)

@@ -110,7 +110,7 @@ def test_a_server_is_evaluated_like_any_model_and_its_faults_cost_nothing(
 def test_a_server_that_dies_ends_the_command_with_an_error_and_the_rest_is_played_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Once 232 of 240 episodes ended as engine failures, EM was 0.00 and the exit status 0."""
+    """232 of 240 episodes ended as engine failures, and EM was 0.00 with exit status 0."""
     monkeypatch.setattr("forage.rollout.engines.endpoint_client._MAX_BACKOFF_S", 0.02)
     questions = read_questions(world_dir() / "test.jsonl")
     codec = Codec(load_tokenizer(config_of("http://unused/v1", Path("unused")).model))
@@ -227,7 +227,7 @@ def test_a_method_that_never_searches_needs_no_retriever(
 
 @pytest.mark.parametrize("method", ["direct", "rag", "search_o1"])
 def test_a_baseline_is_played_by_a_server(server: ModelServer, tmp_path: Path, method: str):
-    """One that answers at once, one that reads, one that goes on in two conversations."""
+    """One that answers at once, one that reads, and one with two conversations."""
     config = config_of(
         server.url,
         tmp_path,

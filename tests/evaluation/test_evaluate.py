@@ -1,4 +1,4 @@
-"""Every question in every arm, all in flight together; figures and episodes kept."""
+"""Every question in every arm, all in flight together; figures and episodes are kept."""
 
 import asyncio
 from pathlib import Path
@@ -88,7 +88,7 @@ async def test_samples_are_played_at_the_temperature_with_noise_of_their_own():
 
 
 async def test_no_arm_waits_for_another(index: Path):
-    """No first turn ends before those of all arms have been asked for."""
+    """No first turn ends before those of all arms have been requested."""
     engine = Reader(num_together=6)
     async with asyncio.timeout(20):
         played = await evaluator(config_of(index), engine).play_arms(

@@ -1,4 +1,4 @@
-"""``forage eval`` where no turn is sampled any more: an error, and a journal to go on with."""
+"""``forage eval`` when turns can no longer be sampled: an error, and a journal to resume from."""
 
 import json
 from collections import deque
@@ -29,7 +29,7 @@ def overall(out: Path) -> SliceSummary:
 
 
 def statuses(out: Path) -> list[Status]:
-    """Of the episodes in the journal, a later one of the same question in place of an earlier."""
+    """The statuses in the journal; a later episode of the same question replaces an earlier one."""
     episodes = [record.episode for record in read_episodes(out.with_suffix(".jsonl"))]
     return list({episode.question.id: episode.status for episode in episodes}.values())
 
@@ -37,7 +37,7 @@ def statuses(out: Path) -> list[Status]:
 def test_a_quota_that_is_used_up_ends_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """The exit status was 0, and what came after the last token that was paid for was wrong."""
+    """The exit status was 0, and everything after the last paid token counted as wrong."""
     monkeypatch.setenv("TINY_KEY", KEY)
     out = tmp_path / "figures.json"
     unused = config_of("http://unused/v1", tmp_path)
@@ -72,7 +72,7 @@ def test_a_server_that_is_well_and_fails_each_turn_ends_the_command(
     num_questions: int,
     said: str,
 ):
-    """All episodes were counted as wrong, a warning was printed, and the exit status was 0."""
+    """All episodes counted as wrong, with a warning and exit status 0."""
 
     async def find_faults(*_: object) -> list[Fault]:
         return []  # the stand-in has no tokenizer

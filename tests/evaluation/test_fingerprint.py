@@ -1,4 +1,4 @@
-"""What tells two evaluations apart, for a file of episodes and for a reader."""
+"""What distinguishes two evaluations, for a file of episodes and for a reader."""
 
 import json
 from dataclasses import asdict
@@ -33,7 +33,7 @@ def names(then: dict[str, str], now: dict[str, str]) -> set[str]:
 
 
 def test_weights_here_and_a_server_are_two_policies_whichever_came_first():
-    """Their facts have no name in common but the tokenizer: once, one was resumed by the other."""
+    """Their facts share only the name of the tokenizer, and one was resumed by the other."""
     here = fingerprint(config_of())
     there = fingerprint(config_of(model={"path": "p", "endpoint": ENDPOINT}), SERVER)
     for then, now in ((here, there), (there, here)):
@@ -42,7 +42,7 @@ def test_weights_here_and_a_server_are_two_policies_whichever_came_first():
 
 
 def test_what_servers_sample_in_is_not_what_this_process_would_sample_in():
-    """The type was that of this process: servers in bfloat16 were taken for float32."""
+    """The type was that of this process, so servers in bfloat16 were recorded as float32."""
     model = {"path": "p", "device": "cuda"}
     trainer = {"num_ranks": 2, "compute_dtype": "bfloat16"}
     here = fingerprint(config_of(model=model, placement={"gpus_per_node": 2, "trainer": trainer}))
@@ -63,8 +63,9 @@ def test_what_only_an_arm_depends_on_may_be_added_and_left_out_but_not_changed()
 
 
 def test_a_search_with_noise_and_one_without_share_no_file():
-    """Noise was no part of it: an evaluation with half of the passages left out was resumed in the
-    file of one without, and ``forage compare`` named no setting that differed."""
+    """Noise was missing from it: an evaluation with half of the passages left out resumed in the
+    file of one without noise, and ``forage compare`` listed no setting that differed.
+    """
 
     def made_with(**noise: object) -> dict[str, str]:
         other_search = {"url": "http://b:1", **noise}

@@ -1,4 +1,4 @@
-"""Intervals against a second implementation, known values and their own promise: coverage."""
+"""Intervals compared with a second implementation, known values and their promised coverage."""
 
 import itertools
 import random
@@ -21,7 +21,7 @@ from forage.evaluation.intervals import (
 
 
 def plain_bootstrap(values: list[float], num_resamples: int) -> Interval:
-    """The same in plain Python, with another generator of random numbers."""
+    """The same in plain Python, with another random number generator."""
     rng = random.Random(5)
     means = sorted(
         statistics.fmean(rng.choices(values, k=len(values))) for _ in range(num_resamples)
@@ -81,7 +81,7 @@ def test_values_that_are_all_equal_give_no_width() -> None:
 
 @pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0.0, 0.2425), (1.0, 0.7575, 1.0)])
 def test_a_rate_of_0_or_1_has_the_width_of_wilsons_interval(rate: float, low: float, high: float):
-    """Twelve wrong of twelve said [0, 0]; known: 0 to z^2 / (n + z^2) = 3.8415 / 15.8415."""
+    """Twelve wrong of twelve gave [0, 0]; known: 0 to z^2 / (n + z^2) = 3.8415 / 15.8415."""
     interval = bootstrap_interval([rate] * 12, is_rate=True)
     assert (interval.mean, interval.low) == (rate, pytest.approx(low, abs=1e-4))
     assert interval.high == pytest.approx(high, abs=1e-4)
@@ -89,7 +89,7 @@ def test_a_rate_of_0_or_1_has_the_width_of_wilsons_interval(rate: float, low: fl
 
 
 def test_a_rate_of_0_or_1_is_the_end_of_its_own_interval():
-    """40 right of 40 had an upper end of 0.9999999999999999, none of 40 a lower one of 7e-18."""
+    """40 right of 40 had an upper bound of 0.9999999999999999, none of 40 a lower bound of 7e-18."""
     for num_values in range(1, 400):
         assert wilson_interval(0.0, num_values).low == 0.0
         assert wilson_interval(1.0, num_values).high == 1.0
@@ -105,7 +105,7 @@ def test_wilsons_interval_solves_its_equation():
 
 
 def test_the_mean_of_sources_without_a_right_answer_is_as_wide_as_its_small_source_makes_it():
-    """The variance of a mean over sources of 1,000 and 10 is that of 39.6 plain questions."""
+    """The variance of a mean over sources of 1,000 and 10 equals that of 39.6 plain questions."""
     parts = [bootstrap([[0.0]] * size, 100, seed) for seed, size in enumerate((1000, 10))]
     macro = macro_bootstrap(parts)
     assert macro.num_values == pytest.approx(4 / (1 / 1000 + 1 / 10))
@@ -185,8 +185,9 @@ def test_p_values_are_spread_evenly_where_there_is_no_difference() -> None:
 
 @pytest.mark.parametrize("num_questions", [1, 3, 6])
 def test_few_questions_that_all_differ_are_no_proof(num_questions: int) -> None:
-    """A single question that was answered after and not before had p < 0.001: each resample of it
-    is itself. The sign test of N equal signs gives 2^(1 - N)."""
+    """A single question that was answered after and not before had p < 0.001, as each resample of
+    it is the same. The sign test of N equal signs gives 2^(1 - N).
+    """
     found = paired_difference([0.0] * num_questions, [1.0] * num_questions, 10_000)
     assert found.p_value == pytest.approx(2.0 ** (1 - num_questions))
 
@@ -207,7 +208,7 @@ def test_columns_are_resampled_together_and_each_as_if_alone() -> None:
 
 
 def test_the_macro_average_weighs_each_part_the_same() -> None:
-    """0.9 of 1,000 and 0.1 of 10 is 0.5, as wide as the small part makes it, halved."""
+    """0.9 of 1,000 and 0.1 of 10 give 0.5, with half the width of the small part's interval."""
     large = bootstrap([[1.0]] * 900 + [[0.0]] * 100, 4000, 1)
     small = bootstrap([[1.0]] + [[0.0]] * 9, 4000, 2)
     macro = macro_bootstrap([large, small]).interval()

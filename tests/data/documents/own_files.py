@@ -1,4 +1,4 @@
-"""Small documents of each kind, written by the libraries that people write them with."""
+"""Small documents of each kind, written by commonly used libraries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_pdf(path: Path, pages: list[str], title: str = "") -> None:
-    """A PDF of one line a page, in a font that every reader has."""
+    """A PDF with one line per page, in a font that every reader has."""
     kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(len(pages)))
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
@@ -47,7 +47,7 @@ def write_docx(path: Path) -> None:
 
 
 def write_folder(folder: Path) -> Path:
-    """One document of each kind, two of them in a folder of their own."""
+    """One document of each kind, two of them in a subfolder."""
     (folder / "guide").mkdir(parents=True)
     (folder / "notes.txt").write_text("The spare key hangs behind the clock.", encoding="utf-8")
     (folder / "guide" / "setup.md").write_text(

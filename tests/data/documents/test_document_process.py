@@ -1,4 +1,4 @@
-"""Documents that would take all memory or all time are refused by name, and the others read."""
+"""Documents that would use up memory or time are refused by name, and the others are read."""
 
 import contextlib
 import io
@@ -163,7 +163,7 @@ def test_a_link_out_of_the_folder_is_left_out_and_one_inside_followed(
 def test_modules_in_the_current_folder_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``python -m`` imports from the current folder, which may be that of the documents."""
+    """``python -m`` imports from the current folder, which may contain the documents."""
     for name in ("json", "docx", "pypdf", "trafilatura"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
     (tmp_path / "a.txt").write_text("Here is text.")

@@ -1,4 +1,4 @@
-"""One's own files become passages with titles, positions and ids."""
+"""A user's files become passages with titles, positions and ids."""
 
 import itertools
 import json
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_is_named_and_left_out(
 
 
 def write_tables(folder: Path) -> list[Path]:
-    """The same two rows as each kind of table."""
+    """The same two rows as a table of each kind."""
     import pyarrow
     import pyarrow.parquet
 
@@ -157,7 +157,7 @@ def test_a_tables_columns_are_named(tmp_path: Path, kind: int):
 
 
 def test_a_column_of_a_reserved_name_does_not_become_the_passage(tmp_path: Path):
-    """A corpus line with both "title" and "text" is read by them, whatever its "contents"."""
+    """A corpus line with both "title" and "text" is read from these, whatever its "contents"."""
     (tmp_path / "t.csv").write_text("title,text,body\nwrong,wrong,right\n")
     found = list(passages_of(read_table(tmp_path / "t.csv", NamedColumns(("body",))), by_words(9)))
     write_corpus(tmp_path / "corpus.jsonl", found)

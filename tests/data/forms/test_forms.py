@@ -1,4 +1,4 @@
-"""Every published form of question file, as its trainer ships it, and what is said of others."""
+"""Every published format of question file, as its trainer ships it, and errors for others."""
 
 import json
 import logging
@@ -52,7 +52,7 @@ def search_r1(source: str, index: int, **columns: Any) -> dict[str, Any]:
 
 
 def verl(source: str, index: int) -> dict[str, Any]:
-    """As veRL's own preprocessing writes it."""
+    """In the format of veRL's own preprocessing."""
     row = search_r1(f"searchR1_{source}", index)
     row["prompt"] = chat(VERL_PROMPT.format(question=WHO), "Question: be helpful.")
     create = {"ground_truth": {"target": ["Ann"]}, "question": WHO, "data_source": source}
@@ -204,7 +204,7 @@ def test_a_form_that_is_given_by_name_is_used_instead(tmp_path: Path):
 
 
 def test_index_is_no_group_id(tmp_path: Path):
-    """``index`` starts again in each source: two questions of one number stay two questions."""
+    """``index`` restarts in each source: two questions with the same number remain two questions."""
     path = tmp_path / "train.parquet"
     rows = [search_r1("nq", 0), search_r1("hotpotqa", 0), search_r1("nq", 1)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -364,7 +364,7 @@ AS_TEXT = [
 
 @pytest.mark.parametrize("text", AS_TEXT)
 def test_answers_that_were_written_as_text_are_read_in_every_form(tmp_path: Path, text: str):
-    """The whole list was one golden answer, which nothing equals."""
+    """The whole list became one golden answer, which nothing equals."""
     target = repr({"target": numpy.array(["Ann", "A. Lee"], dtype=object)})
     rows: list[dict[str, Any]] = [
         {"question": WHO, "answer": text},
@@ -420,7 +420,7 @@ def test_brackets_alone_are_part_of_an_answer(tmp_path: Path, text: str):
 def test_questions_without_an_answer_by_design_are_left_out_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """MuSiQue's were kept with the answer of another question, SQuAD 2.0's file was refused."""
+    """MuSiQue's were kept with the answer of another question; SQuAD 2.0's file was refused."""
     musique = {"id": "2hop__1_2", "question": WHO, "answer": "Ann", "answer_aliases": []}
     rows = [musique | {"answerable": True}, musique | {"answer": "Bo", "answerable": False}]
     [question] = read_rows_of(tmp_path, *rows)

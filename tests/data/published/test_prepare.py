@@ -1,6 +1,6 @@
 """Published sets from local files and from directories of ``datasets``: counted, resumed, merged.
 
-The hub itself cannot be reached by a test; a local directory goes through the same function.
+A test cannot reach the hub itself; a local directory goes through the same function.
 """
 
 import json
@@ -21,7 +21,7 @@ TEMPLATE = "Question: {question}"
 
 
 def rows(count: int, word: str = "who") -> list[dict[str, object]]:
-    """As FlashRAG has them."""
+    """Rows in FlashRAG's format."""
     return [
         {"id": f"test_{i}", "question": f"{word} {i}?", "golden_answers": [f"A{i}"]}
         for i in range(count)
@@ -72,7 +72,7 @@ def test_what_datasets_saved_is_streamed(tmp_path: Path, has_splits: bool):
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A hub repository as it is cloned: a card that names the configurations, and their files."""
+    """A hub repository as it is cloned: a card that lists the configurations, and their files."""
     folder = tmp_path / "clone"
     write_rows(folder / "data" / "b.jsonl", rows(NUM_BAMBOOGLE))
     card = (
@@ -93,7 +93,7 @@ def test_a_copy_of_a_hub_repository_is_read_by_the_same_function_as_the_hub(
 def test_an_interrupted_set_goes_on_where_it_stopped(
     tmp_path: Path, repository: Path, caplog: pytest.LogCaptureFixture
 ):
-    """The stream breaks at row 100; once it is whole again, the rows before are not read again."""
+    """The stream breaks at row 100; after the repair, earlier rows are not read again."""
     caplog.set_level("INFO")
     out, file = tmp_path / "out" / "test.jsonl", repository / "data" / "b.jsonl"
     lines = rows(NUM_BAMBOOGLE)
@@ -153,7 +153,7 @@ def test_sets_are_named_with_commas_or_all_seven_at_once(text: str, names: list[
 
 
 def test_the_published_counts_add_up():
-    """The merged files are published with their totals too."""
+    """The merged files are published with their totals as well."""
     assert sum(published("search-r1", "train").counts.values()) == 169_615
     assert sum(published("search-r1", "test").counts.values()) == 51_713
     for name in TEST_SETS:

@@ -215,7 +215,7 @@ def test_a_directory_of_another_corpus_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["", '{"hub": "x"', "[]", "{}"])
 def test_a_note_of_the_commit_that_cannot_be_read_is_told(tmp_path: Path, text: str):
-    """A run that was killed while it wrote the note could not go on: a traceback."""
+    """A run that was killed while writing the note could not resume: a traceback."""
     (tmp_path / "source.json").write_text(text)
     with (
         Hub({"wiki-18.jsonl.gz": CORPUS}) as hub,

@@ -18,7 +18,7 @@ from forage.types import Hop, Question
 FILES = ("corpus.jsonl", "train.jsonl", "test.jsonl")
 SIZE = 2000
 PLAIN_WORDS = ("occupation", "product")
-"""Relations whose values are words that both countries share, and no entities."""
+"""Relations whose values are words shared by both countries, and no entities."""
 
 
 @cache
@@ -73,7 +73,7 @@ def test_the_size_is_the_number_of_articles(size: int):
 
 @pytest.mark.parametrize("size", [0, MIN_SIZE - 1])
 def test_a_size_that_makes_no_world_is_refused_with_what_to_do(size: int):
-    """Too large a one once ended in a traceback, when the names ran out."""
+    """Too large a size used to end in a traceback when the names ran out."""
     with pytest.raises(UserError, match=f"a world of {size} articles is too .*; --size"):
         make_world(size, seed=0)
 
@@ -138,7 +138,7 @@ def test_no_question_is_asked_twice():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_entity_of_a_test_question_is_named_in_a_training_question(seed: int):
-    """In three of these six worlds a town was once called like a word of a company's name."""
+    """In three of these six worlds a town had the same name as a word of a company's name."""
     named = {" ".join(words) for question in world(seed).train for words in _spans(question.text)}
     entities = entities_of(world(seed).test)
     assert len(entities) > 400
@@ -147,7 +147,7 @@ def test_no_entity_of_a_test_question_is_named_in_a_training_question(seed: int)
 
 
 def _spans(text: str) -> list[list[str]]:
-    """Runs of one or two words: as long as names are."""
+    """Runs of one or two words, the length of names."""
     words = re.findall(r"\w+", text)
     return [words[i : i + size] for i in range(len(words)) for size in (1, 2)]
 
@@ -185,7 +185,7 @@ def _hops(relation: str) -> list[Hop]:
 
 
 def test_there_are_namesakes_to_be_confused_with():
-    """People who share a name, and companies that share a word: a search brings several up."""
+    """People who share a name, and companies that share a word: a search finds several."""
     people = {hop.subject for hop in _hops("occupation")}
     surnames = Counter(name.split()[1] for name in people)
     shared = sum(count for count in surnames.values() if count > 1)

@@ -44,7 +44,7 @@ def test_no_two_names_are_equal_whatever_their_kind():
 
 
 def test_no_name_is_a_word_of_another_name():
-    """A town was once called Navoke while a company was called Navoke Mills."""
+    """A town was called Navoke while a company was called Navoke Mills."""
     names = draw(1500, seed=1)
     whole = {name for kind in ("town", "region") for name in names[kind]}
     others = [name for kind in ("person", "company", "work", "event") for name in names[kind]]

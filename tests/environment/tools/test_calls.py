@@ -1,4 +1,4 @@
-"""Calls of tools other than search, played in both protocols: results, budgets and failures."""
+"""Calls of tools other than search, in both protocols: results, budgets and failures."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ async def play_call(
     search: Retriever | None = None,
     **values: Any,
 ) -> Episode:
-    """An episode of one call of a tool of ``own``, and an answer."""
+    """An episode with one call of a tool of ``own``, and an answer."""
     path = tool if tool == "open_page" else f"{OWN}:{tool}"
     player = make_player(name, protocol, path, **values)
     turns = (written(name, protocol, tool, arguments), ANSWER)
@@ -195,7 +195,7 @@ async def test_a_hung_call_waits_no_longer_than_the_tool_allows_and_leaves_a_dae
 
 
 async def test_a_tool_whose_calls_all_hang_stops_being_called(monkeypatch: pytest.MonkeyPatch):
-    """A thread that hangs cannot be ended; hundreds of them would end the run."""
+    """A hanging thread cannot be ended; hundreds of them would end the run."""
     monkeypatch.setattr(own_code, "_MAX_HUNG_THREADS", 1)
     (tool,) = load_tools(EnvironmentConfig(tools=(f"{OWN}:hangs",)))
     with pytest.raises(TimeoutError):
@@ -335,7 +335,7 @@ async def test_a_page_that_cannot_be_fetched_is_a_typed_failure(name: Name, prot
 
 
 async def test_without_a_retriever_that_opens_pages_the_model_is_told_so():
-    """An arm that searches in another way must not reach the pages either."""
+    """An arm with another search must not give access to the pages."""
     search = ScriptedSearch(SearchReply())
     episode = await play_call("qwen2.5", "tags", "open_page", {"address": "x"}, search)
     assert "There are no pages to open here." in episode.turns[0].observation

@@ -1,4 +1,4 @@
-"""What an MCP server says of its tools emits no control token, in any protocol and template."""
+"""An MCP server's descriptions emit no control token, in any protocol and template."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -46,7 +46,7 @@ TEMPLATES = {"own": None, "raw": RAW}
 
 
 def server_tool(text: str, **changed: Any) -> Tool:
-    """A tool whose server writes ``text`` wherever it may write."""
+    """A tool whose server writes ``text`` wherever it can."""
     properties: dict[str, Any] = {
         "kind": {"type": "string", "enum": [text, "b"], "default": text, "description": text},
         "more": {
@@ -66,7 +66,7 @@ def server_tool(text: str, **changed: Any) -> Tool:
 
 
 def tokenizer_of(name: Name = "qwen2.5", template: str = "own") -> PreTrainedTokenizerFast:
-    """A family's tokenizer that a test may change."""
+    """A family's tokenizer that a test may modify."""
     tokenizer = deepcopy(family_tokenizer(name))
     if TEMPLATES[template] is not None:
         tokenizer.chat_template = TEMPLATES[template]
@@ -74,7 +74,7 @@ def tokenizer_of(name: Name = "qwen2.5", template: str = "own") -> PreTrainedTok
 
 
 def prompt_and_message(tokenizer: PreTrainedTokenizerFast, protocol: Protocol, tool: Tool) -> Any:
-    """The tokens of a prompt with the tool, and the message after an invalid action."""
+    """The tokens of a prompt with the tool, and of the message after an invalid action."""
     codec = Codec(tokenizer, ["search", tool.name])
     environment = Environment(EnvironmentConfig(protocol=protocol), codec, [make_search(), tool])
     used = environment.protocol

@@ -1,4 +1,4 @@
-"""Tools of a real MCP server, over real HTTP, as an environment uses them."""
+"""Tools of a real MCP server, over real HTTP, as used by an environment."""
 
 import threading
 import time

@@ -70,7 +70,7 @@ def test_an_object_brings_its_own_description_schema_and_budgets():
 
 
 def test_a_schema_may_name_several_types_and_numbers_are_those_of_json():
-    """A server's ``"type": ["string", "null"]`` ended the run at a call, NaN at its record."""
+    """A server's ``"type": ["string", "null"]`` ended the run at a call, and NaN at its record."""
 
     async def run(arguments: Arguments, search: Retriever) -> ToolReply:
         raise AssertionError("nothing is called here")

@@ -1,4 +1,4 @@
-"""Plays a question by a baseline, with a script for the policy and passages by title."""
+"""Plays a question with a baseline, using a script for the policy and passages by title."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ END = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Played:
-    """An episode, and what the engine and the retriever were asked for it."""
+    """An episode, and the requests it made to the engine and the retriever."""
 
     episode: Episode
     engine: ScriptedEngine
@@ -35,7 +35,7 @@ class Played:
 
     @property
     def prompts(self) -> list[str]:
-        """What the engine was shown, call by call, as text."""
+        """The engine's inputs, call by call, as text."""
         decode = tiny_tokenizer().decode
         return [str(decode(list(call.token_ids))) for call in self.engine.calls]
 
@@ -60,7 +60,7 @@ async def play(
     temperature: float | None = 0.0,
     **sections: Any,
 ) -> Played:
-    """Play the question: ``turns`` are what the policy writes, call by call."""
+    """Plays the question; ``turns`` are the policy's texts, call by call."""
     tokenizer = tokenizer or tiny_tokenizer()
     engine = ScriptedEngine(tokenizer, *turns)
     search = search or ScriptedSearch()
@@ -77,7 +77,7 @@ async def play(
 
 
 def contexts_of(episode: Episode) -> list[tuple[int, ...]]:
-    """The contexts that the segments tell of: from one prompt to the next."""
+    """The contexts according to the segments: from one prompt to the next."""
     contexts: list[tuple[int, ...]] = []
     for segment in episode.segments:
         if segment.origin is Origin.PROMPT:
@@ -90,7 +90,7 @@ def contexts_of(episode: Episode) -> list[tuple[int, ...]]:
 
 
 def contexts_seen(engine: ScriptedEngine) -> list[tuple[int, ...]]:
-    """The contexts that the engine saw, by the order in which they were begun."""
+    """The contexts that the engine received, in the order in which they began."""
     contexts: dict[str, tuple[int, ...]] = {}
     for call in engine.calls:
         key = call.sampling.episode_key
@@ -102,7 +102,7 @@ def contexts_seen(engine: ScriptedEngine) -> list[tuple[int, ...]]:
 
 
 def expected(template: str, **fillings: str) -> str:
-    """The prompt as a reader would fill it in."""
+    """The prompt with its placeholders filled in."""
     text = read_template(template)
     for name, filling in fillings.items():
         text = text.replace(f"{{{name}}}", filling)
@@ -110,5 +110,5 @@ def expected(template: str, **fillings: str) -> str:
 
 
 def found(*passages: Passage) -> ScriptedSearch:
-    """A retriever that finds one passage a query, in this order."""
+    """A retriever that finds one passage per query, in this order."""
     return ScriptedSearch(*(reply_with(passage) for passage in passages))

@@ -30,7 +30,7 @@ async def test_the_question_is_asked_once_and_the_tags_hold_the_answer(method: s
 
 @pytest.mark.parametrize("method", ["direct", "chain_of_thought"])
 async def test_the_answer_that_the_prompt_shows_as_an_example_is_nobodys(method: str):
-    """Promise 3: only what the policy wrote is read."""
+    """Promise 3: rewards only read what the policy wrote."""
     asks_for_it = Question("q1", "Which city is meant", ("Lisbon",), "test")
     played = await play(method, "I do not know.", question=asks_for_it)
     assert "<answer> Lisbon </answer>" in played.prompts[0]

@@ -1,4 +1,4 @@
-"""Sentences and searches in turn, then everything that was found before a reader."""
+"""Alternating sentences and searches, then a reader that sees everything found."""
 
 import pytest
 
@@ -29,7 +29,7 @@ async def played_through() -> Played:
 
 
 async def test_each_sentence_is_the_next_query_and_all_passages_are_in_the_next_prompt():
-    """Of what the policy wrote only the first sentence is searched for and shown again."""
+    """Only the first sentence of the policy's text is searched for and shown again."""
     played = await played_through()
     assert played.search.queries == [QUESTION.text, FIRST]
     assert played.prompts == [

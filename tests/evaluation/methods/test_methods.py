@@ -1,4 +1,4 @@
-"""What holds for every baseline: failures, budgets, noise, untrusted passages, and the choice."""
+"""Common to all baselines: failures, budgets, noise, untrusted passages, and the choice."""
 
 from typing import Any, get_args
 
@@ -38,7 +38,7 @@ async def by_rules(episode: Episode) -> Reward:
 
 
 def turns_of(method: str, last: str) -> tuple[str, ...]:
-    """A script of the method that comes to ``last`` after what it must do before."""
+    """A script for the method that ends with ``last`` after the necessary steps."""
     before = {"ircot": ("So the answer is: x.",), "search_o1": (STEP, "Final information: y")}
     return (*before.get(method, ()), last)
 
@@ -53,7 +53,7 @@ def test_every_method_of_the_config_has_a_player():
 
 @pytest.mark.parametrize("method", SEARCHING)
 async def test_a_hostile_passage_opens_nothing_in_any_prompt(method: str):
-    """Promise 4: beside a harmless passage it adds no added token and no tag."""
+    """Promise 4: compared with a harmless passage it adds no added token and no tag."""
     added = set(tiny_tokenizer().added_tokens_decoder)
     counts = []
     for passage in (Passage("p9", "Rome", "x"), HOSTILE):

@@ -36,7 +36,7 @@ async def test_the_question_is_searched_for_and_the_passages_stand_in_the_prompt
 
 
 async def test_the_search_is_a_turn_in_which_the_policy_wrote_nothing():
-    """Its segment is there and empty, so turns and the policy's segments still go in pairs."""
+    """Its segment exists and is empty, so turns and the policy's segments still match in number."""
     played = await play("rag", "<answer> Tiber </answer>", search=found(ROME))
     policys = [s for s in played.episode.segments if s.origin is Origin.SAMPLED]
     assert len(policys) == len(played.episode.turns)

@@ -1,4 +1,4 @@
-"""Several episodes of the ordinary environment, and the one that is kept."""
+"""Plays several episodes of the ordinary environment and keeps one."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.fakes import TitleSearch, tiny_codec, tiny_tokenizer
 
 
 class Candidates:
-    """Writes what stands for the candidate that asks; remembers how it was asked."""
+    """Writes the requesting candidate's text; records the requests."""
 
     def __init__(self, *turns: str) -> None:
         self.turns = turns
@@ -64,7 +64,7 @@ async def test_the_first_correct_episode_is_kept_else_the_first(
 
 
 async def test_the_reward_of_the_run_decides():
-    """With a reward for the form, the better formed of two correct episodes is the best."""
+    """With a reward for the format, the better formed of two correct episodes is the best."""
     turns = (RIGHT, RIGHT_TOO)
     assert (await kept(Candidates(*turns))).turns[-1].sampled == RIGHT
     formal = {"structure_score": 0.2, "final_format_score": 0.1}
@@ -77,7 +77,7 @@ def test_a_question_without_golden_answers_has_no_best_episode():
 
 
 async def test_candidates_differ_in_their_noise_at_the_runs_temperature():
-    """Greedily they would all be the same; what the evaluation asks for is not listened to."""
+    """Greedily they would all be the same, so the evaluation's temperature is ignored."""
     engine = Candidates(WRONG, WRONG, RIGHT)
     await kept(engine, rollout={"temperature": 0.7})
     assert [sampling.temperature for sampling in engine.samplings] == [0.7] * 3
