@@ -1,7 +1,7 @@
 """Stand-ins of a few lines each: a scripted engine, a scripted search, a tiny model, number lines.
 
-A scripted engine treats its script as a policy would be treated: the turn ends at the first token
-that completes a stop string or is a stop id, and it is cut at the turn's budget.
+A scripted engine treats its script like a policy: a turn ends at the first token that completes a
+stop string or is a stop id, and is cut at the turn's budget.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from forage.types import (
 
 
 class Fault(Enum):
-    """What a script may hold in place of a turn or a reply."""
+    """What a script may contain instead of a turn or a reply."""
 
     HANG = "never comes back"
     ENGINE_ERROR = "raises EngineError"
@@ -56,7 +56,7 @@ async def act_out(fault: Fault) -> None:
 
 @dataclass(frozen=True)
 class Call:
-    """What the engine was given, and what it gave back (None when it did not)."""
+    """The engine's input and its output (None if there was none)."""
 
     token_ids: tuple[int, ...]
     sampling: Sampling
@@ -64,7 +64,7 @@ class Call:
 
 
 class ScriptedEngine:
-    """Samples the turns of a script, one a call; a text without a stop ends with an end token."""
+    """Samples the turns of a script, one per call; a text without a stop ends with an end token."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ScriptedEngine:
 
 
 class ScriptedSearch:
-    """Gives the replies of a script, one a query."""
+    """Returns the replies of a script, one per query."""
 
     def __init__(self, *replies: SearchReply | Fault) -> None:
         self.queries: list[str] = []
@@ -149,7 +149,7 @@ def failure(kind: FailureKind = FailureKind.TIMEOUT) -> SearchReply:
 
 
 def logprob_at(position: int) -> float:
-    """The log-probability of a scripted token: a number that float32 holds exactly."""
+    """The log-probability of a scripted token: a number that float32 represents exactly."""
     return -(1 + position % 7) / 8
 
 
@@ -196,8 +196,8 @@ _ORIGINS = {"P": Origin.PROMPT, "S": Origin.SAMPLED, "O": Origin.OBSERVATION}
 def segments_of(line: str, version: int = 0) -> tuple[Segment, ...]:
     """Segments from a number line: ``"P 1 2  S 3 4  O 5  S 6"``.
 
-    P prompt, S sampled, O observation. The log-probability of a sampled token is minus an eighth
-    of its number, so that it travels with the token.
+    P prompt, S sampled, O observation. The log-probability of a sampled token is minus an eighth of
+    its number, so that it travels with the token.
     """
     segments: list[Segment] = []
     for word in line.split():
@@ -234,7 +234,7 @@ def line_episode(
 
 
 def line_group(*lines: str, version: int = 0) -> Group:
-    """A group of one question from one number line an episode."""
+    """A group of one question, with one number line per episode."""
     episodes = tuple(line_episode(line, version=version) for line in lines)
     return Group(make_question(), episodes)
 

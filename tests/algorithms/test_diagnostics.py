@@ -50,7 +50,9 @@ def drawn(sampler: Tensor, trainer: Tensor) -> dict[str, float]:
 
 
 def test_the_measures_are_the_divergences_of_the_distributions():
-    """If tokens are drawn exactly as often as they are likely, the estimates equal the definitions."""
+    """If tokens are drawn exactly as often as they are likely, the estimates equal the
+    definitions.
+    """
     sampler, trainer = column(0.7, 0.2, 0.1), column(0.3, 0.3, 0.4)
     measures = drawn(sampler, trainer)
     kl = (sampler * (sampler / trainer).log()).sum().item()

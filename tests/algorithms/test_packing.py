@@ -105,7 +105,9 @@ def test_an_episode_in_which_nothing_was_sampled_is_left_out_and_not_counted():
 
 
 def test_a_context_that_ended_before_its_first_turn_has_no_tokens_to_learn():
-    """A deadline may come just after an episode was folded; forward passes include it all the same."""
+    """A deadline may come just after an episode was folded; forward passes include it all
+    the same.
+    """
     (episode,) = line_group("P 1 2").episodes_G
     rows = lay([uncredited(episode)])
     assert number_line(rows.is_sampled_N.int()) == "0 0"

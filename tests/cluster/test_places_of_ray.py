@@ -1,4 +1,6 @@
-"""Where servers are placed relative to ranks, and why there is no place, with a simulated cluster."""
+"""Where servers are placed relative to ranks, and why there is no place, with a simulated
+cluster.
+"""
 
 import time
 from types import SimpleNamespace

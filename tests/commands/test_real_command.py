@@ -1,4 +1,6 @@
-"""``forage real`` as a whole: with a tiny model, and with the real one if its package is available."""
+"""``forage real`` as a whole: with a tiny model, and with the real one if its package is
+available.
+"""
 
 import json
 import shutil

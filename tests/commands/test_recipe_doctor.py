@@ -143,7 +143,9 @@ async def _refuses(request: web.Request) -> web.Response:
 
 
 def test_what_a_search_server_refuses_is_said_and_a_token_that_cannot_be_read(tmp_path: Path):
-    """A server that required another token was not reported, and a file as a token ended the check."""
+    """A server that required another token was not reported, and a file as a token ended
+    the check.
+    """
     with serving(_refuses) as server:
         found = of(checked(tmp_path, search={"url": server.url}), "search").found
     assert found.startswith(f"the search server at {server.url} refuses our token")

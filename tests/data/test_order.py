@@ -1,4 +1,6 @@
-"""The order of questions: epochs, mixtures, curriculum; a position always gives the same question."""
+"""The order of questions: epochs, mixtures, curriculum; a position always gives the same
+question.
+"""
 
 import random
 from collections import Counter

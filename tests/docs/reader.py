@@ -155,7 +155,9 @@ def check_settings(block: Block) -> None:
 
 
 def check_other(program: str, rest: list[str], block: Block) -> None:
-    """Checks what does not belong to Forage: targets of make, extras of pip, files run by python."""
+    """Checks what does not belong to Forage: targets of make, extras of pip, files run by
+    python.
+    """
     if program == "make":
         targets = set(_TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
         named = [word for word in rest if "=" not in word]

@@ -89,7 +89,9 @@ def test_a_rate_of_0_or_1_has_the_width_of_wilsons_interval(rate: float, low: fl
 
 
 def test_a_rate_of_0_or_1_is_the_end_of_its_own_interval():
-    """40 right of 40 had an upper bound of 0.9999999999999999, none of 40 a lower bound of 7e-18."""
+    """40 right of 40 had an upper bound of 0.9999999999999999, none of 40 a lower bound of
+    7e-18.
+    """
     for num_values in range(1, 400):
         assert wilson_interval(0.0, num_values).low == 0.0
         assert wilson_interval(1.0, num_values).high == 1.0

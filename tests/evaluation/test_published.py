@@ -1,4 +1,4 @@
-"""Published figures: as the reference has them, beside one's own, with what differs said."""
+"""Published figures: as in the references, next to the user's, with the differences stated."""
 
 from dataclasses import replace
 from statistics import fmean
@@ -16,7 +16,7 @@ def test_the_sets_are_those_of_the_benchmarks_in_their_order() -> None:
 
 
 def test_every_published_average_is_the_plain_mean_of_its_seven_figures() -> None:
-    """So a digit that was mistyped is found; published averages are rounded to three digits."""
+    """This detects a mistyped digit; published averages are rounded to three digits."""
     assert len(literature().results) == 10
     for result in literature().results:
         assert result.average == pytest.approx(fmean(result.em.values()), abs=0.00051)

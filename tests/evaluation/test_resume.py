@@ -1,4 +1,4 @@
-"""An evaluation that is cut goes on where it stopped, and never mixes two runs."""
+"""An interrupted evaluation resumes where it stopped, and never mixes two runs."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from tests.tiny_runs import forage, make_config, start_forage, wait_for, write_r
 
 
 def figures(result: EvaluationResult) -> dict[str, Any]:
-    """What was found, without what the clock says."""
+    """The figures without durations."""
     rows = result.summary.to_json()["arms"]
     for arm in rows.values():
         for part in (arm["overall"], *arm["by_source"].values(), *arm["by_hops"].values()):

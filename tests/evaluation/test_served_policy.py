@@ -22,7 +22,7 @@ def transcripts(records: list[EpisodeRecord]) -> dict[tuple[str | None, str], li
 
 
 def test_a_served_policy_is_evaluated_as_the_one_in_process(tmp_path: Path):
-    """The server was started with other weights, so it would answer other things without."""
+    """The server starts with other weights, so it would answer differently without the update."""
     warm = {"path": str(warm_model())}
     config = make_config(tmp_path / "here", model=warm, evaluation={"arms": ["normal"]})
     _, out = run_evaluation(config, None)

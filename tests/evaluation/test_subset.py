@@ -1,4 +1,4 @@
-"""A part of the questions keeps the shares of sources and hops, and every key changes it."""
+"""A subset of the questions keeps the shares of sources and hops, and every key changes it."""
 
 from collections import Counter
 from itertools import pairwise
@@ -14,7 +14,7 @@ from tests.evaluation.towns import config_of
 
 
 def make(counts: dict[tuple[str, int], int]) -> list[Question]:
-    """A file with one block of questions after the other, as merged test sets are."""
+    """A file with one block of questions per source, like merged test sets."""
     return [
         Question(f"{source}-{hops}-{n}", "t", ("a",), source, tuple(f"p{h}" for h in range(hops)))
         for (source, hops), count in counts.items()

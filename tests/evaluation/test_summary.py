@@ -204,7 +204,7 @@ def test_questions_of_another_text_have_another_digest() -> None:
 
 @pytest.mark.parametrize("name", ["nq[dev]", "[/b]", "a|b", "[a](http://b)"])
 def test_a_source_of_any_name_is_a_row_and_a_column(name: str) -> None:
-    """``[dev]`` was taken for a style and left out; ``[/b]`` ended the command with a traceback."""
+    """``[dev]`` was parsed as a style and dropped; ``[/b]`` ended the command with a traceback."""
     table = FigureTable("t", "", (name,), (Row(name, (Cell("0.5", "[0.4, 0.6]"),)),), note=name)
     console = Console(width=100, record=True, force_terminal=False)
     console.print(to_rich(table))

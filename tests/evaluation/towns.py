@@ -37,9 +37,9 @@ QUESTIONS = [question(index) for index in range(3)]
 
 
 class Reader:
-    """Searches once, then answers with the title of the first passage that it was shown.
+    """Searches once, then answers with the title of the first passage it was shown.
 
-    ``breaks_after``: how many episodes it answers before it raises, as a bug would.
+    ``breaks_after`` is the number of answered episodes after which it raises, as a bug would.
     """
 
     def __init__(self, num_together: int = 0, breaks_after: int | None = None) -> None:
@@ -94,7 +94,7 @@ def build_towns(folder: Path) -> Path:
 def config_of(
     index: Path | None = None, questions: Path | None = None, **changes: Any
 ) -> RunConfig:
-    """Settings of a small evaluation; ``evaluation={...}`` changes keys of a section."""
+    """The settings of a small evaluation; ``evaluation={...}`` changes keys of a section."""
     tree: dict[str, Any] = {
         "model": {"path": "unused"},
         "data": {"test": questions and str(questions), "index": index and str(index)},
@@ -135,7 +135,7 @@ async def evaluate_towns(
     is_fresh: bool = False,
     retries_failed: bool = False,
 ) -> EvaluationResult:
-    """A whole evaluation into ``out``, of a policy whose weights have this digest."""
+    """Runs a whole evaluation into ``out``, of a policy whose weights have this digest."""
     destination = Destination(out, "towns", 0, None, is_fresh, retries_failed)
     with_engine = evaluator(config, engine or Reader(), search)
     policy = {"the weights": weights}

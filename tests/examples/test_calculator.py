@@ -1,4 +1,4 @@
-"""The example of a tool of one's own, run as the environment runs it."""
+"""The example of a custom tool, run as the environment runs it."""
 
 from pathlib import Path
 

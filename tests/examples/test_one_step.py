@@ -1,4 +1,4 @@
-"""The step taken by hand against the loop's first step."""
+"""The step taken by hand equals the loop's first step."""
 
 from pathlib import Path
 

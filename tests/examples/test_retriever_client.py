@@ -1,4 +1,4 @@
-"""The example for callers from veRL and slime, run as they would run it."""
+"""The example for veRL and slime users, run as they would run it."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""The example for those who come from veRL, slime or Search-R1, against a real server."""
+"""The example for users of veRL, slime or Search-R1, with a real server."""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""The example of an environment of verifiers, evaluated by the real package in one of its own."""
+"""The example of a verifiers environment, evaluated by the real package in a separate
+environment.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ async def test_vf_eval_searches_and_scores_as_forage_does(tmp_path: Path):
     written: dict[str, list[str]] = {question.text: [] for question in questions}
 
     def turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """The first question is searched for and answered right, the other guessed wrong."""
+        """Searches for the first question and answers it correctly; guesses the other one wrong."""
         question = next(q for q in questions if q.text in json.dumps(messages, ensure_ascii=False))
         turns = written[question.text]
         arguments = json.dumps({"query_list": [question.text]})

@@ -1,4 +1,6 @@
-"""Tiny random models of many families, by the features that tell their forward passes apart."""
+"""Tiny random models of many families, covering the features that distinguish their
+forward passes.
+"""
 
 from __future__ import annotations
 
@@ -176,11 +178,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "transformers limits Mamba's time step for several tokens and not for one",
     ),
 }
-"""Models that cannot be computed as transformers computes them, and why."""
+"""Models that cannot be computed as transformers computes them, and the reasons."""
 
 
 def make_family(name: str, seed: int = 0, vocabulary: int = VOCABULARY) -> PreTrainedModel:
-    """A model by name, with weights so large that every token it reads matters."""
+    """A model by name, with weights so large that every token in its input matters."""
     model_type, settings = FAMILIES[name] if name in FAMILIES else REFUSED[name][:2]
     settings = {**_SIZES, **settings, "vocab_size": vocabulary}
     if "vocab_size_per_layer_input" in settings:

@@ -1,4 +1,4 @@
-"""How far Forage's passes of a family are from transformers' forward of each sequence alone."""
+"""How far Forage's passes of a family differ from transformers' forward of each single sequence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def eager_twin(model: PreTrainedModel) -> PreTrainedModel:
 def plain_logprobs(
     twin: PreTrainedModel, ids_T: Tensor | Sequence[int], temperature: float = 1.0
 ) -> Tensor:
-    """[T - 1]: of each token after the first, by transformers' forward of that sequence alone."""
+    """[T - 1]: for each token after the first, by transformers' forward of that sequence alone."""
     ids_T = torch.as_tensor(ids_T)
     logits_TV = twin(input_ids=ids_T[None]).logits[0, :-1] / temperature
     return logits_TV.log_softmax(dim=-1).gather(1, ids_T[1:, None])[:, 0]
@@ -64,7 +64,7 @@ async def sampled_alone(model: PreTrainedModel) -> list[Played]:
 
 
 async def sampling_difference(family: str, is_packed: bool) -> float:
-    """The largest difference (nats) of a sampled token's log-probability."""
+    """The largest difference (nats) in a sampled token's log-probability."""
     model = make_family(family)
     twin = eager_twin(model)
     largest = 0.0
@@ -80,7 +80,7 @@ async def sampling_difference(family: str, is_packed: bool) -> float:
 
 
 def packing_differences(family: str) -> tuple[float, float]:
-    """Of packed sequences: the largest difference (nats), and the gradient's relative one."""
+    """For packed sequences: the largest difference (nats), and the relative one of the gradient."""
     model = make_family(family)
     twin = eager_twin(model)
     expected_M = torch.cat([plain_logprobs(twin, ids_T) for ids_T in SEQUENCES])
@@ -96,7 +96,7 @@ def packing_differences(family: str) -> tuple[float, float]:
 
 
 def _gradient(model: PreTrainedModel) -> Tensor:
-    """The gradients of all weights, one after the other; 0 where a weight was not used."""
+    """The gradients of all weights in order; 0 if a weight was not used."""
     weights = list(model.parameters())
     gradients = (torch.zeros_like(w) if w.grad is None else w.grad for w in weights)
     return torch.cat([gradient.flatten() for gradient in gradients])

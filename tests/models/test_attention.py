@@ -10,7 +10,7 @@ from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, t
 
 
 class CausalAttend:
-    """Plain causal attention that remembers what it was asked."""
+    """Plain causal attention that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = []
@@ -71,7 +71,7 @@ def test_installing_on_one_model_leaves_another_as_it_was():
 
 @pytest.mark.parametrize("argument", ["position_bias", "indices", "an_argument_of_next_year"])
 def test_an_argument_that_would_change_attention_is_an_error(argument: str):
-    """Unknown arguments were ignored: windows, sinks and soft caps among them."""
+    """Unknown arguments were ignored, including windows, sinks and soft caps."""
     model = make_model()
     attention.install(model)
     with pytest.raises(UnknownAttention, match=argument):

@@ -1,4 +1,4 @@
-"""Heads read from configurations are those that the models compute with; adapters fit or not."""
+"""The heads read from configurations equal those of the models; adapters fit or are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forage.training.model_size import measure
 from tests.models.families import FAMILIES, make_family
 
 WITHOUT_ADAPTERS = {"gpt2"}
-"""Its layers are not torch's linear ones."""
+"""Models whose layers are not torch's linear ones."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -42,7 +42,7 @@ def test_the_plan_counts_the_keys_and_values_that_a_pass_keeps(name: str, tmp_pa
 
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - WITHOUT_ADAPTERS))
 def test_every_adapter_is_beside_a_linear_layer(name: str):
-    """peft put adapters beside fused experts, too, where threads failed and export lost them."""
+    """peft also added adapters to fused experts, where threads failed and export lost them."""
     model = make_family(name)
     add_adapters(model, LoraConfig(rank=2), "base", seed=0)
     assert has_adapters(model)

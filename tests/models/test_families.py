@@ -59,7 +59,7 @@ def test_an_exported_model_is_read_back_with_the_same_values(family: str, tmp_pa
 
 
 def test_the_page_of_models_lists_exactly_these_families():
-    """``benchmarks/models.py`` writes the page; run it after a change of ``families.py``."""
+    """``benchmarks/models.py`` writes the page; run it after changing ``families.py``."""
     rows = [line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if "|" in line]
     assert [row for row in rows if row in FAMILIES] == list(FAMILIES)
     assert [row for row in rows if row in REFUSED] == list(REFUSED)

@@ -1,4 +1,4 @@
-"""A model that Forage would compute differently from transformers is refused when it is loaded."""
+"""A model that Forage would compute differently from transformers is refused at load."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tests.rollout.running_engines import running_engine
 
 
 async def load_and_open(model: PreTrainedModel) -> None:
-    """What a command checks before its first turn."""
+    """The checks of a command before its first turn."""
     check_packed(TokenLogprobs(model))
     async with running_engine(model) as engine:
         await engine.check()
@@ -58,7 +58,7 @@ WITHOUT = {
 def test_an_argument_of_attention_that_were_ignored_would_be_seen(
     family: str, ignored: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Such runs had ``logprob_diff_max`` 0.0: sampler and trainer were wrong alike."""
+    """Such runs had ``logprob_diff_max`` 0.0: sampler and trainer were equally wrong."""
     call = packed_attention.PackedAttend.__call__
 
     def ignoring(self: object, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring):
@@ -95,7 +95,9 @@ def test_a_state_that_reads_its_neighbours_would_be_seen(
 def test_what_a_head_does_to_its_logits_is_part_of_the_check(
     scale: float, monkeypatch: pytest.MonkeyPatch
 ):
-    """Granite divides them, Cohere multiplies them: a tiny model with a scale of 1 hid it."""
+    """Granite divides them, Cohere multiplies them: a tiny model with a scale of 1 hid
+    the error.
+    """
     model = make_family("granite")
     model.config.logits_scaling = scale
     check_packed(TokenLogprobs(model))
@@ -112,7 +114,7 @@ def test_what_a_head_does_to_its_logits_is_part_of_the_check(
 
 @pytest.mark.parametrize("family", ["qwen2, window", "gemma3", "qwen3_5"])
 def test_a_check_leaves_the_model_as_it_was(family: str):
-    """An attention that stayed transformers' own would let the engine forget its keys."""
+    """If transformers' own attention remained, the engine would forget its keys."""
     model = make_family(family)
     attention.install(model)
     settings = model.config.to_dict()

@@ -25,14 +25,14 @@ def test_float32_has_a_peak_of_its_own_which_the_page_says() -> None:
 
 
 def test_what_a_gpu_keeps_for_error_correction_is_not_counted() -> None:
-    """An L4 shows 24.15e9 bytes: a plan of 24 GB left the CUDA context nothing."""
+    """An L4 reports 24.15e9 bytes: a plan of 24 GB left nothing for the CUDA context."""
     shown = {"A10-24GB": 23_028, "L4-24GB": 23_034, "L40S-48GB": 46_068, "H100-80GB": 81_559}
     for name, mebibytes in shown.items():
         assert ACCELERATORS[name].memory_gb * 1e9 < mebibytes * 2**20 - 2e9
 
 
 def test_the_page_says_how_many_machines_it_took_the_gpus_to_be_in() -> None:
-    """16xH100 was taken for two machines of eight by whoever wrote it, and for one by the plan."""
+    """Users meant two machines of eight with 16xH100, and the plan assumed one."""
     assert parse_hardware("16xH100").describe().startswith("one machine of 16 x H100-80GB: ")
     assert parse_hardware("2x8xH100").describe().startswith("2 machines of 8 x H100-80GB: ")
 

@@ -1,7 +1,7 @@
-"""A micro-batch, forward and backward: its peak of memory and its operations, as torch counts.
+"""A micro-batch, forward and backward: its peak memory and its operations, as counted by torch.
 
-A tracker sees each tensor that is allocated and freed, so that the figures are those of any
-machine. A GPU's kernels have not been tracked.
+A tracker sees each tensor that is allocated and freed, so the figures are the same on any machine.
+A GPU's kernels have not been tracked.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ from forage.training.model_size import ModelSize, measure
 from forage.training.packed_attention import QUERY_BLOCK
 
 NARROW, WIDE, DEEP = (64, 192, 8), (64, 512, 2), (128, 512, 12)
-"""Hidden size, size of the feed-forward, layers; four heads of queries and two of keys."""
+"""Hidden size, feed-forward size, layers; four query heads and two key heads."""
 
 
 def write_model(shape: tuple[int, int, int], out: Path) -> None:
@@ -57,7 +57,7 @@ def packed_of(num_sequences: int, length: int) -> Packed:
 
 
 def peak_bytes(model: PreTrainedModel, packed: Packed) -> int:
-    """The most that is allocated beside the weights; their gradients are dropped as they come."""
+    """Peak allocation besides the weights; gradients are dropped as they are produced."""
 
     def drop(parameter: torch.Tensor) -> None:
         parameter.grad = None
@@ -85,9 +85,9 @@ def test_the_peak_of_a_micro_batch_is_what_torch_allocates(
     dtype: str,
     is_checkpointed: bool,
 ) -> None:
-    """The plan left out what a layer's backward pass makes: a tenth to a fifth was missing here.
+    """The plan ignored what a layer's backward pass allocates: a tenth to a fifth was missing here.
 
-    The bounds are those that were seen: 0.99 to 1.07 of the plan.
+    The bounds are those that were measured: 0.99 to 1.07 of the plan.
     """
     write_model(shape, tmp_path)
     config, model, size = load(
@@ -104,10 +104,12 @@ def test_the_peak_of_a_micro_batch_is_what_torch_allocates(
 def test_the_operations_of_a_lesson_are_what_torch_counts(
     tmp_path: Path, num_blocks: int, is_checkpointed: bool
 ) -> None:
-    """Attention was left out: at 1,920 tokens nearly three quarters of what this model multiplies.
+    """Attention was left out: at 1,920 tokens nearly three quarters of this model's
+    multiplications.
 
-    On a CPU a block of queries multiplies with all keys before its end: with half a block more than
-    it needs, as in a sequence that is one block longer: 0.96 to 1.00 of that was seen.
+    On a CPU a block of queries multiplies with all keys before its end: half a block more than it
+    needs, as in a sequence that is one block longer. The measured figures were 0.96 to 1.00 of
+    that.
     """
     write_model(NARROW, tmp_path)
     length = num_blocks * QUERY_BLOCK

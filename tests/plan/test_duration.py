@@ -1,4 +1,4 @@
-"""The hours of a run: against floors worked out elsewhere, and against published steps."""
+"""The hours of a run, compared with bounds computed elsewhere and with published steps."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ def recipe(*overrides: str) -> RunConfig:
 
 
 def test_decoding_is_the_floor_of_the_bandwidth_times_the_stated_shares(size: ModelSize) -> None:
-    """256 episodes at context 1,500 on one H100: 42 thousand tokens/s at most for 3B."""
+    """256 episodes at context 1,500 on one H100: up to 42 thousand tokens/s for 3B."""
     # An episode of 3,000 tokens holds 1,500 on average while it is decoded.
     tokens = round(3000 / duration.LENGTH_SHARE)
     one = ("placement.gpus_per_node=1", "placement.trainer.num_ranks=1")
@@ -49,13 +49,15 @@ def test_decoding_is_the_floor_of_the_bandwidth_times_the_stated_shares(size: Mo
 
 
 def test_a_pass_takes_two_operations_a_weight_and_those_of_attention(size: ModelSize) -> None:
-    """By hand for Qwen2.5-3B: 36 layers, 16 heads of 128; attention was left out."""
+    """By hand for Qwen2.5-3B: 36 layers, 16 heads of 128; attention used to be left out."""
     assert pass_operations(size, 0) == 2 * size.num_parameters
     assert pass_operations(size, 10_000) == 2 * 3_085_938_688 + 36 * 4 * 16 * 128 * 5_000
 
 
 def test_an_embedding_of_its_own_is_looked_up_and_multiplied_with_nothing() -> None:
-    """By hand for Qwen2.5-7B: 7,615,616,512 numbers, 152,064 x 3,584 of them the embedding's."""
+    """By hand for Qwen2.5-7B: 7,615,616,512 parameters, 152,064 x 3,584 of them in the
+    embedding.
+    """
     seven = measure("Qwen/Qwen2.5-7B")
     assert seven is not None
     assert pass_operations(seven, 0) == 2 * (7_615_616_512 - 152_064 * 3_584)
@@ -91,10 +93,9 @@ def test_evaluations_count_every_sample_of_every_arm_and_the_last_one(size: Mode
 
 
 def test_a_published_step_took_as_long_as_the_page_says_it_may(size: ModelSize) -> None:
-    """RLinf: 133 s in the original and 55 % faster there; SkyRL: 305 s for 2,560 episodes.
-
-    verl: 27 h for 331 steps of 2,560 and six evaluations of 6,000 s. The page said that no
-    published step was shorter than its estimate.
+    """RLinf: 133 s in the original and 55 % faster there; SkyRL: 305 s for 2,560 episodes. verl: 27
+    h for 331 steps of 2,560 and six evaluations of 6,000 s. The page claimed that no published step
+    was shorter than its estimate.
     """
     more = ("environment.max_turns=4", "trainer.group_size=5")
     verl = load_config(CONFIGS / "verl-sglang-3b.yaml")
@@ -111,7 +112,7 @@ def test_a_published_step_took_as_long_as_the_page_says_it_may(size: ModelSize) 
 
 
 def test_each_phase_takes_the_peak_of_the_type_in_which_it_multiplies(size: ModelSize) -> None:
-    """The peak in bfloat16 was taken for float32 as well: 6 hours were said where 85 are right."""
+    """The peak in bfloat16 was used for float32 as well: 6 hours were estimated instead of 85."""
     hardware = parse_hardware("8xH100")
     half = estimate_duration(recipe(), size, 2048, hardware)
     whole = estimate_duration(recipe("placement.trainer=null"), size, 2048, hardware)
@@ -154,7 +155,7 @@ _IN_HALF = "placement.trainer={compute_dtype: bfloat16}"
 def test_what_travels_after_a_step_is_counted_in_the_type_that_it_travels_in(
     size: ModelSize, placement: str, more: list[str], num_bytes: int, speed: str
 ) -> None:
-    """Two bytes a weight at 10 GB/s were taken, also where float32 goes through host memory."""
+    """Two bytes per weight at 10 GB/s were assumed even if float32 goes through host memory."""
     config = recipe("placement=null", f"placement={placement}", *more)
     assert published_bytes(config, size) == size.num_parameters * num_bytes
     assert publishing_speed(config) == getattr(duration, f"{speed}_BYTES_PER_S")
@@ -168,7 +169,7 @@ def test_adapters_travel_alone(size: ModelSize) -> None:
 
 
 def test_sampling_takes_the_gpus_that_engines_are_on(size: ModelSize) -> None:
-    """One engine in this process, and one server of two GPUs, were taken to use all eight."""
+    """One engine in this process, and one server on two GPUs, were assumed to use all eight."""
     hardware = parse_hardware("8xH100")
 
     def seconds(engine: str) -> float:
@@ -195,7 +196,7 @@ def test_with_staleness_the_longer_phase_alone_counts(size: ModelSize) -> None:
 
 
 def test_beyond_the_key_value_heads_a_server_reads_copies_of_them(size: ModelSize) -> None:
-    """3B has two: over four GPUs each reads a head, which is half of the cache and no quarter."""
+    """3B has two: over four GPUs each reads a head, which is half of the cache, not a quarter."""
     assert size.num_kv_heads == 2
     config = recipe("placement.engine.tensor_parallel=4", "environment.max_tokens=8000")
     twice = replace(size, num_kv_heads=4, head_dim=size.head_dim // 2)

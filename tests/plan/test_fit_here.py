@@ -1,4 +1,4 @@
-"""A run is made to fit the memory and cores of the machine before it starts."""
+"""A run is fitted to the memory and cores of the machine before it starts."""
 
 import shutil
 from pathlib import Path
@@ -56,7 +56,7 @@ def peak(config: RunConfig) -> int:
 
 
 def test_what_the_recipe_leaves_open_is_made_to_fit() -> None:
-    """The defaults ask for 237 GB with this model, and the kernel killed the run."""
+    """The defaults need 237 GB with this model, and the kernel killed the run."""
     config = config_of()
     fitted = fit_here(config, machine=machine(16))
     assert peak(config) > 180e9
@@ -87,7 +87,7 @@ def test_what_changes_no_result_shrinks_with_a_warning_even_if_it_is_set(
 
 
 def test_what_is_set_and_fits_into_what_is_free_stays_beyond_the_cautious_share() -> None:
-    """What one phase chose is not chosen anew for the next, which would change its last bits."""
+    """A choice of one phase is not changed in the next, which would change the last bits."""
     first = fit_here(config_of(), machine=machine(32))
     needed = peak(first) / GIB
     assert fit_here(first, machine=machine(needed / 0.89)) == first
@@ -95,7 +95,7 @@ def test_what_is_set_and_fits_into_what_is_free_stays_beyond_the_cautious_share(
 
 
 def test_a_setting_that_costs_time_stays_and_the_error_names_it() -> None:
-    """The kernel killed a run whose setting was taken at its word."""
+    """The kernel killed a run whose setting was accepted without a check."""
     config = config_of(
         **SET_ALL, model={"path": str(real_shape()), "gradient_checkpointing": False}
     )
@@ -147,7 +147,7 @@ def test_a_run_that_goes_on_takes_what_it_took_before(tmp_path: Path) -> None:
 
 
 def test_a_run_with_functions_of_the_callers_goes_on(tmp_path: Path) -> None:
-    """``config.yaml`` names a local function as no recipe may, and was read as a recipe."""
+    """``config.yaml`` refers to a local function as no recipe may, and was read as a recipe."""
 
     def short(episode: object) -> float:
         return 1.0

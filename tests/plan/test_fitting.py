@@ -1,4 +1,4 @@
-"""Whether a recipe fits named hardware, and what makes it fit."""
+"""Whether a recipe fits the given hardware, and what makes it fit."""
 
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ def verdict_on(recipe: str, hardware: str, *overrides: str) -> Fit:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_each_recipe_fits_the_machines_that_it_was_published_for(recipe: str) -> None:
-    """The plans of 32B and 72B took 127.8 and 88.2 GB of a GPU of 80 GB."""
+    """The plans of 32B and 72B took 127.8 and 88.2 GB on a GPU of 80 GB."""
     hardware = "4x8xH100-80GB" if recipe in TWO_NODES else "8xH100-80GB"
     assert verdict_on(recipe, hardware).fits
 
@@ -84,19 +84,19 @@ def of_tokens(number: int) -> list[str]:
 def test_no_setting_that_would_do_is_left_out(
     recipe: str, hardware: str, overrides: list[str], expected: list[str]
 ) -> None:
-    """These were not tried, and a page said that no known setting makes it fit."""
+    """These were not tried, and a page stated that no known setting makes it fit."""
     assert list(verdict_on(recipe, hardware, *overrides).changes) == expected
 
 
 def test_a_cut_of_sequences_divides_the_heads() -> None:
-    """Of the divisors of twelve ranks two are too few here, and three do not divide 28 heads."""
+    """Of the divisors of twelve ranks, two are too few here, and three does not divide 28 heads."""
     long = ["rollout.max_concurrent_episodes=8", *of_tokens(100_000)]
     changes = verdict_on("search-r1-grpo-v0.2.yaml", "12xL4", *long).changes
     assert changes == ("placement.trainer.sequence_parallel=4",)
 
 
 def test_the_copy_that_samples_for_ranks_is_counted_whole() -> None:
-    """The plan counted the ranks' parts alone, and the first GPU has the driver's copy besides."""
+    """The plan counted only the ranks' parts, but the first GPU also has the driver's copy."""
     parts: dict[str, dict[str, MemoryPart]] = {}
     for kind in ("torch", "vllm"):
         memory = verdict_on("rlinf-3b.yaml", "8xH100", f"placement.engine={kind}").memory
@@ -120,7 +120,9 @@ def test_a_change_is_preferred_to_more_machines() -> None:
 @pytest.mark.parametrize("hardware", ["1xH100", "8xH100", "2x8xH100", "1xA100-40GB", "8xL40S"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_training_accepts_what_is_proposed(recipe: str, hardware: str) -> None:
-    """On one GPU one process learnt, whose states cannot rest in host memory: a run refused it."""
+    """On one GPU a single process learned, whose states cannot be kept in host memory: the run
+    refused it.
+    """
     config = load_config(CONFIGS / recipe)
     if config.placement.engine.kind == "sglang":
         config = with_overrides(config, ["placement.engine.urls=[http://127.0.0.1:8000]"])
@@ -186,7 +188,7 @@ def test_the_page_says_what_places_the_recipe_there_and_what_training_refuses() 
 
 
 def test_an_engine_is_cut_over_no_number_of_gpus_that_does_not_divide_its_heads() -> None:
-    """vLLM refused it when it started: 28 heads over 8 GPUs."""
+    """vLLM refused it at startup: 28 heads over 8 GPUs."""
     tokens = 40_000  # on an L40S of 48 GB, cutting the engine over 8 GPUs would have been enough
     lengths = ("environment.max_tokens", "trainer.max_tokens_per_micro_batch")
     long = [f"{key}={tokens}" for key in lengths]
@@ -200,7 +202,7 @@ def test_an_engine_is_cut_over_no_number_of_gpus_that_does_not_divide_its_heads(
 
 
 def test_an_engine_is_cut_over_no_number_of_gpus_that_leaves_part_of_a_key_value_head() -> None:
-    """vLLM refuses it when it starts: seven GPUs for 28 heads over four keys."""
+    """vLLM refuses it at startup: seven GPUs for 28 heads over four key heads."""
     seven = ("placement.gpus_per_node=7", "placement.engine.tensor_parallel=7")
     with pytest.raises(UserError, match="is 7, which .* the model's 4 key-value heads"):
         plan_of("search-r1-grpo-v0.2.yaml", "7xH100", *seven)

@@ -1,4 +1,4 @@
-"""The formulas against torch's own count, on the small model that ships, and against the papers."""
+"""The formulas compared with torch's own count on the small shipped model, and with the papers."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -53,19 +53,19 @@ def part(memory: Memory, name: str) -> int:
 
 
 def num_bytes(tensors: Sequence[Tensor]) -> int:
-    """Of distinct storages: tied weights count once."""
+    """Bytes of distinct storages: tied weights count once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 
 
 def moments(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the optimizer's state, its step counters left out."""
+    """Bytes of the optimizer's state without its step counters."""
     states = [value for state in optimizer.state.values() for value in state.values()]
     return num_bytes([value for value in states if value.ndim])
 
 
 def give_gradients_and_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the gradients of all parameters; the optimizer has taken its first step."""
+    """Bytes of the gradients of all parameters; also takes the optimizer's first step."""
 
     def loss() -> tuple[Tensor, None]:
         return torch.stack([p.square().sum() for p in model.parameters()]).sum(), None
@@ -125,7 +125,7 @@ def test_the_cache_of_the_engine_is_what_torch_allocates(dtype: str) -> None:
 
 
 def kept_for_backward(model: PreTrainedModel, num_sequences: int, length: int) -> int:
-    """Bytes that autograd keeps of a forward pass, parameters left out."""
+    """Bytes that autograd keeps from a forward pass, without parameters."""
     attention.install(model)
     packed = lay_end_to_end([list(range(length))] * num_sequences)
     is_wanted_N = packed.positions_N > 0
@@ -152,7 +152,7 @@ def test_activations_are_what_autograd_keeps(num_sequences: int, length: int) ->
 
 
 def test_checkpointing_keeps_layer_inputs() -> None:
-    """A layer is computed anew in the backward pass."""
+    """A layer is recomputed in the backward pass."""
     model = {"path": str(WARM), "gradient_checkpointing": True}
     config = make_config(model=model, environment=budget(600))
     measured = kept_for_backward(load_model(config.model), 1, 600)
@@ -185,7 +185,7 @@ def test_a_layer_in_float32_on_a_gpu_has_keys_and_values_for_each_query_head() -
 def test_activations_are_of_the_type_in_which_ranks_compute(dtype: str) -> None:
     """They were counted in ``model.dtype``: twice as many bytes for float32 masters.
 
-    Two ranks kept 0.54 as much with ``compute_dtype`` as without (0.53 with adapters), by hooks.
+    By hooks, two ranks kept 0.54 as much with ``compute_dtype`` as without (0.53 with adapters).
     """
     ranks = {"trainer": {"num_ranks": 2, "compute_dtype": "bfloat16"}}
 
@@ -218,7 +218,7 @@ def adapted(algorithm: dict[str, Any] | None = None, **model: Any) -> RunConfig:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [LORA, {"rank": 4}])
 def test_only_adapters_have_gradients_and_moments(dtype: str, lora: dict[str, Any]) -> None:
-    """The plan once counted gradients and moments of all weights, ten times too much."""
+    """The plan counted gradients and moments of all weights, ten times too much."""
     config = adapted(PPO, dtype=dtype, lora=lora)
     memory = memory_of(config)
     trainer = build_trainer(load_policy(config.model, 0), config)

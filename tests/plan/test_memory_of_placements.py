@@ -1,4 +1,4 @@
-"""What a placement changes in the memory of a run: against what ranks hold, and by hand.
+"""How a placement changes the memory of a run: compared with what ranks hold, and by hand.
 
 The figures of the 7B are by hand: 7,615,616,512 parameters of 4 bytes.
 """
@@ -68,7 +68,7 @@ def test_states_are_sharded_over_all_gpus_and_the_engines_over_some() -> None:
 def test_a_checkpoint_in_the_background_is_a_copy_in_host_memory(
     lora: dict[str, int] | None, learnt: tuple[str, ...]
 ) -> None:
-    """A machine's memory was said to be free of what each of its ranks copies there."""
+    """A machine's memory was reported free although each of its ranks copies its state there."""
     adapters = {"lora": lora} if lora is not None else {}
     tree = {
         "model": {"path": SEVEN_B, "device": "cuda", **adapters},
@@ -82,20 +82,20 @@ def test_a_checkpoint_in_the_background_is_a_copy_in_host_memory(
 
 
 def test_the_cache_of_a_server_is_that_of_all_episodes_in_flight() -> None:
-    """28 layers, 4 key heads of 128, keys and values: 57,344 bytes a token in bfloat16."""
+    """28 layers, 4 key heads of 128, keys and values: 57,344 bytes per token in bfloat16."""
     half = placed(**SERVER, trainer={"compute_dtype": "bfloat16"})
     assert part(half, "engine: KV cache") == 64 * 4096 * 57_344 // 8
 
 
 def test_servers_are_counted_in_the_type_that_they_are_started_with() -> None:
-    """They were counted in bfloat16 and started in ``model.dtype``: 72B fitted, and could not."""
+    """They were counted in bfloat16 and started in ``model.dtype``: 72B fitted on paper only."""
     whole, half = placed(**SERVER), placed(**SERVER, trainer={"compute_dtype": "bfloat16"})
     for name in ("engine: weights (vllm)", "engine: KV cache"):
         assert part(whole, name) == 2 * part(half, name)
 
 
 def test_the_cache_lies_on_the_gpus_of_the_servers_alone() -> None:
-    """Two servers on eight GPUs were taken to share all eight, and running ones these as well."""
+    """Two servers on eight GPUs were assumed to share all eight, as were running servers."""
     engine: dict[str, Any] = {"kind": "vllm", "num_servers": 2}
     two = placed(gpus_per_node=8, engine=engine)
     assert part(two, "engine: KV cache") == 4 * part(placed(**SERVER), "engine: KV cache")
@@ -182,12 +182,12 @@ def test_of_ranks_reference_and_critic_each_hold_their_part_of_the_frozen_weight
 
 
 class Rank:
-    """One of several, which says what it holds."""
+    """One of several ranks, which reports its memory."""
 
     def held(self, placement: TrainerPlacement) -> tuple[int, ...]:
-        """Bytes of its weights, their moments, its gradients, and of what is whole at once.
+        """Bytes of its weights, their moments, its gradients, and of what is gathered at once.
 
-        Of that the weights, and the gradients as the last block's are summed over the ranks.
+        Separately the weights, and the gradients as the last block's are summed over the ranks.
         """
         case = Case("held", placement, "llama", dtype=torch.float32)
         trainer = trainer_of(case, placement)
@@ -228,7 +228,7 @@ def watch_sums(root: nn.Module, patch: pytest.MonkeyPatch) -> list[int]:
 
 
 def fsdp_weights(root: nn.Module) -> Iterator[Any]:
-    """What FSDP keeps of each weight that has been gathered."""
+    """What FSDP keeps of each gathered weight."""
     for module in root.modules():
         if isinstance(module, FSDPModule):
             group = module._get_fsdp_state()._fsdp_param_group
@@ -237,12 +237,12 @@ def fsdp_weights(root: nn.Module) -> Iterator[Any]:
 
 
 def own_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of this rank's parts of those that are cut."""
+    """Bytes of this rank's parts of sharded tensors."""
     return sum(each.to_local().nbytes for each in tensors if isinstance(each, DTensor))
 
 
 def num_bytes_gathered(root: nn.Module) -> int:
-    """What FSDP has gathered at this moment, or is gathering; it says so nowhere else."""
+    """What FSDP has gathered at this moment, or is gathering, which it does not report."""
     tensors: list[Tensor] = []
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -266,9 +266,9 @@ def four_ranks() -> Iterator[RankProcesses]:
 def test_a_rank_holds_and_gathers_what_is_planned(
     four_ranks: RankProcesses, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
-    """The plan cut embedding and head over the ranks of tensor parallelism too, and gathered less.
+    """The plan also sharded embedding and head over tensor-parallel ranks, and gathered less.
 
-    Without replicas the most is gathered in the backward pass: the block before is on its way.
+    Without replicas the most is gathered in the backward pass, while the previous block arrives.
     """
     make_model("llama").save_pretrained(tmp_path)
     placement = {"trainer": {"num_ranks": 4, **keys}}

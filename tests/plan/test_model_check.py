@@ -33,7 +33,7 @@ def test_a_family_that_is_computed_differently_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    """The plan said that such a recipe is sound: exit code 0."""
+    """The plan reported that such a recipe is sound: exit code 0."""
     assert dry_run(family, tokenizer, tmp_path) == 2
     assert f"type {REFUSED[family][0]}, which Forage" in capsys.readouterr().err
 

@@ -51,7 +51,7 @@ def questions(tmp_path: Path) -> Path:
 
 
 def small_config(questions: Path, **sections: Any) -> RunConfig:
-    """A run of the shipped model that any machine can do."""
+    """A run of the shipped model that fits any machine."""
     environment = {
         "prompt": "brief",
         "max_tokens": 512,
@@ -107,7 +107,7 @@ def test_the_plan_of_a_published_recipe_says_what_a_laptop_lacks() -> None:
 
 
 def test_servers_on_the_gpus_of_the_trainer_are_to_be_given_their_share() -> None:
-    """vLLM takes 92 % of a GPU as it comes, and the plan counts what it needs."""
+    """vLLM takes 92 % of a GPU by default, and the plan counts what it needs."""
 
     def warned(engine: str) -> bool:
         config = with_overrides(ppo(), [f"placement.engine={{kind: vllm, {engine}}}"])
@@ -194,7 +194,7 @@ def test_a_cost_of_searching_that_a_groups_deviation_blows_up_is_warned_of(quest
 def test_a_reference_that_is_another_model_is_planned_with_its_own_size(
     questions: Path, tmp_path: Path
 ) -> None:
-    """The policy's size was taken: a larger reference was 0.003 GB on the page, and did not fit."""
+    """The policy's size was used: a larger reference was 0.003 GB on the page, and did not fit."""
     settings = json.loads((WARM / "config.json").read_text())
     settings |= {"num_hidden_layers": 2 * settings["num_hidden_layers"], "layer_types": None}
     (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -260,7 +260,7 @@ def test_what_training_would_refuse_the_plan_refuses(
 def test_tensor_parallelism_of_a_model_without_a_plan_for_it_is_refused(
     questions: Path, tmp_path: Path
 ) -> None:
-    """A dry run accepted it, and the ranks refused once they had loaded the model."""
+    """A dry run accepted it, and the ranks refused it after loading the model."""
     settings = json.loads((WARM / "config.json").read_text()) | {"model_type": "granite"}
     (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     shutil.copy(WARM / "tokenizer.json", tmp_path)

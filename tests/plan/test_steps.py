@@ -1,4 +1,4 @@
-"""How much work a recipe is, against the figures that its authors publish."""
+"""The amount of work in a recipe, compared with the figures published by its authors."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def test_a_tool_call_may_ask_several_queries() -> None:
 def test_micro_batches_of_an_optimizer_step_are_rounded_up(
     num_mini_batches: int, expected: int
 ) -> None:
-    """18 episodes of at most 4,096 tokens, four of which fit a micro-batch of 16,384."""
+    """18 episodes of up to 4,096 tokens, four of which fit a micro-batch of 16,384."""
     trainer = {"questions_per_step": 6, "group_size": 3, "num_mini_batches": num_mini_batches}
     config = build_config({"model": {"path": "x"}, "trainer": trainer})
     assert num_micro_batches(config, count_work(config, None)) == expected

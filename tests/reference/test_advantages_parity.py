@@ -1,6 +1,6 @@
-"""Advantages against second implementations: plain loops in float64.
+"""Advantages compared with second implementations: plain loops in float64.
 
-Written from the papers' formulas and not from the code under test.
+Written from the papers' formulas, not from the code under test.
 """
 
 import math
@@ -122,8 +122,9 @@ def test_returns_are_the_double_sum(tokens, discount):
 
 @given(st.lists(numbers(0, 1), min_size=2, max_size=7), st.integers(2, 7))
 def test_pass_at_k_is_the_sum_over_all_draws_of_its_paper(rewards_G, k):
-    """https://arxiv.org/abs/2505.15201: for each draw of k, what its best has over the best
-    without i; their mean over all draws, for each i that is in, times the number of episodes."""
+    """https://arxiv.org/abs/2505.15201: for each draw of k, the gain of its best over the best
+    without i; averaged over all draws, for each i drawn, times the number of episodes.
+    """
     k = min(k, len(rewards_G))
     draws = list(combinations(range(len(rewards_G)), k))
     slow = [0.0] * len(rewards_G)
@@ -186,7 +187,7 @@ tokens_of_groups = st.lists(
 def test_the_optimal_token_baseline_is_the_papers_formula(tokens_GM, learns_tail: bool):
     """https://arxiv.org/abs/2602.07078: B_t = sum(G_t W_t) / sum(W_t), W_t = sum(w_j, j <= t).
 
-    Over a padded array, where an episode that is over has no weight.
+    Over a padded array, in which a finished episode has no weight.
     """
     shape = (len(tokens_GM), max(len(tokens_M) for tokens_M in tokens_GM))
     returns, energies, is_there = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -211,7 +212,7 @@ def test_the_optimal_token_baseline_is_the_papers_formula(tokens_GM, learns_tail
 
 @given(st.lists(st.tuples(numbers(-2, 2), numbers(0.1, 2)), min_size=2, max_size=8))
 def test_no_other_baseline_leaves_less_of_the_weighed_squares(group):
-    """What makes it optimal: the weighed sum of squared advantages is at its least."""
+    """What makes it optimal: the weighted sum of squared advantages is minimal."""
     returns, energies = zip(*group, strict=True)
     fast = optimal_token_advantages([[v] for v in returns], [[e] for e in energies], True)
     root = np.sqrt(energies)

@@ -1,8 +1,8 @@
-"""The originals' scores against second implementations of their rules, on thousands of texts.
+"""The originals' scores compared with second implementations of their rules, on thousands of texts.
 
-The rules are restated here from their description, with other means: the format is one regular
-expression instead of a state machine, answers are found by cutting the text up, the table is a
-table. Then each fault is shown once by itself.
+The rules are reimplemented from their description by other means: a regular expression for the
+format instead of a state machine, splitting the text to find answers, and a table of outcomes. Then
+each fault is shown once by itself.
 """
 
 import random
@@ -51,7 +51,7 @@ def second_valid(text: str) -> bool:
 
 
 def second_blocks(text: str, name: str) -> list[str]:
-    """From each opening tag that is not in a block yet to the next closing one."""
+    """From each opening tag that is not yet in a block to the next closing one."""
     blocks: list[str] = []
     while f"<{name}>" in text:
         _, _, text = text.partition(f"<{name}>")
@@ -174,7 +174,7 @@ def test_the_format_agrees_with_its_second_implementation_on_thousands_of_texts(
 
 
 def test_on_well_behaved_episodes_our_reward_is_the_originals():
-    """Where none of the faults comes into play, nothing but the faults has been mended."""
+    """If none of the faults occurs, the rewards are equal, since only the faults were fixed."""
     rng = random.Random(5)
     config = RewardConfig(structure_score=S, final_format_score=F, retrieval_score=R)
     searches = ["<think>a</think> <search>b</search>", "<search>b</search>"]
@@ -277,7 +277,7 @@ def test_an_end_of_turn_token_behind_the_answer_breaks_the_originals_format():
 
 
 def test_a_bare_golden_string_is_retrieved_letter_by_letter():
-    """ "a" normalises to nothing, and nothing is in every block."""
+    """ "a" normalises to the empty string, which every block contains."""
     text = f"{PROMPT}{ASSISTANT}{THINK}{SEARCH}{MISSED}{THINK}<answer>Po</answer>"
     assert score_text(text, "Tanaro", "search-r1-format", SETTINGS) == pytest.approx(S + R)
     assert score_text(text, ["Tanaro"], "search-r1-format", SETTINGS) == pytest.approx(S)

@@ -1,4 +1,4 @@
-"""Corrections and diagnostics against second implementations: plain loops in float64."""
+"""Corrections and diagnostics compared with second implementations: plain loops in float64."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +48,7 @@ BOUNDS: dict[str, Callable[[float, float, float], float]] = {
 
 
 def far_from_edges(ratios: list[list[float]], *edges: float) -> bool:
-    """Which side of a bound rounding falls on is not the formula's to say."""
+    """The formula does not determine on which side of a bound rounding falls."""
     return all(abs(r - edge) > 1e-9 for sequence in ratios for r in sequence for edge in edges)
 
 

@@ -1,8 +1,8 @@
-"""Each dialect against transcripts worked out from the published behaviour of its system.
+"""Each dialect compared with transcripts derived from the published behaviour of its system.
 
-What a system adds to a conversation is spelt out here as it would write it, and encoded in one
-piece, as it would: the observation has to have those tokens and no others. What the policy sampled
-is kept as it is everywhere, also where the originals decode and encode it again.
+What a system adds to a conversation is written out here in full and encoded in one piece, as the
+system does: the observation must have exactly those tokens. The policy's sampled tokens are always
+kept, even if the originals decode and re-encode them.
 """
 
 import json
@@ -122,7 +122,7 @@ CASES = {
 
 @cache
 def tags_tokenizer() -> PreTrainedTokenizerFast:
-    """A BPE that has learnt the joints of the observations: ``.</`` and ``>Doc``."""
+    """A BPE that has merged the seams of the observations: ``.</`` and ``>Doc``."""
     base = Tokenizer(models.BPE())
     base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     base.decoder = decoders.ByteLevel()
@@ -163,14 +163,14 @@ async def test_the_tokens_are_those_of_the_original(case: Case):
 
 
 def test_the_tokens_of_one_piece_are_not_those_of_the_pieces():
-    """Otherwise the test above would say nothing about how an observation is encoded."""
+    """Otherwise the test above would not test how an observation is encoded."""
     tokenizer = tags_tokenizer()
     pieces = [p for part in TAGGED.partition("</") for p in tokenizer.encode(part)]
     assert tokenizer.encode(TAGGED) != pieces
 
 
 def verl_reply(text: str) -> str:
-    """What veRL's tool gives back, in the message that Qwen's template makes of it."""
+    """The result of veRL's tool, in the message that Qwen's template makes of it."""
     content = json.dumps({"result": text}, ensure_ascii=False)
     return message_of(content)
 
@@ -192,7 +192,7 @@ TIBER_SHOWN = 'Doc 2 (Title: "Tiber")\nThe Tiber is a river.\nIt is long.'
 async def play_verl(
     *sampled: str, found: Sequence[Sequence[Passage]] = ((ROME, TIBER),), **settings: Any
 ) -> list[str]:
-    """The texts of the segments; the tokens of an observation are checked."""
+    """The texts of the segments; also checks the tokens of each observation."""
     tokenizer = family_tokenizer("qwen2.5")
     values = {"dialect": "verl", "protocol": "tools", **settings}
     environment = environment_of(tokenizer, **values)
@@ -279,7 +279,7 @@ TITLES = ["Rome", " Rome ", '"Rome"', ' "Rome" ', 'The "Rome" of', "", '""']
 @pytest.mark.parametrize("title", TITLES)
 @pytest.mark.parametrize("dialect", ["search_r1", "slime", "rlinf", "verl"])
 async def test_a_title_is_shown_as_the_corpus_writes_it(dialect: str, title: str):
-    """Quotes were added to a title without them, and spaces around one were lost."""
+    """Quotes were added to a title without them, and surrounding spaces were lost."""
     line = json.dumps({"id": "1", "contents": f"{title}\nIt is a city."}).encode()
     passage = parse_line(line, Path("corpus.jsonl"), 1, 0)
     sent = b"".join(write_reply([[Hit(passage, 1.0)]], return_scores=True))

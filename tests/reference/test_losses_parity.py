@@ -1,6 +1,6 @@
-"""Losses against second implementations: plain loops in float64.
+"""Losses compared with second implementations: plain loops in float64.
 
-Written from the papers' formulas and not from the code under test.
+Written from the papers' formulas, not from the code under test.
 """
 
 import math
@@ -152,7 +152,7 @@ def test_importance_weighted_reinforce_is_the_loop(tokens_S):
 
 @given(sequences)
 def test_the_protection_is_the_loop_over_its_parts(tokens_S):
-    """https://arxiv.org/abs/2512.04220: a gate a part, a positive part a token."""
+    """https://arxiv.org/abs/2512.04220: one gate per part, one positive part per token."""
     expected: list[float] = []
     for part in tokens_S:
         has_lost = math.fsum(old - new for new, old, advantage in part if advantage >= 0) > 0
@@ -186,7 +186,7 @@ def test_the_forms_of_the_leash_are_the_loops(tokens_M):
 @given(st.lists(tokens, min_size=1, max_size=8))
 @settings(max_examples=50)
 def test_the_gradients_are_the_finite_differences(tokens_M):
-    """REINFORCE's ratio is held still: its loss is not the integral of its gradient."""
+    """REINFORCE's ratio is held constant: its loss is not the integral of its gradient."""
     step, low, high = 1e-6, 0.2, 0.28
     edges = (math.log(1 - low), math.log(1 + high))
     for new, old, advantage in tokens_M:
@@ -207,7 +207,7 @@ def test_the_gradients_are_the_finite_differences(tokens_M):
 
 @given(sequences, st.data())
 def test_a_batch_cut_into_micro_batches_has_the_loss_of_the_loop_over_all(tokens_S, data):
-    """Promise 6, with the numbers of the whole loss and not only of its mean."""
+    """Promise 6, for the values of the whole loss and not only its mean."""
     num_tokens = sum(len(sequence) for sequence in tokens_S)
     cuts = data.draw(st.sets(st.integers(1, max(1, len(tokens_S) - 1))))
     edges = sorted({0, len(tokens_S), *(cut for cut in cuts if cut < len(tokens_S))})

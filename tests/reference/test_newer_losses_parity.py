@@ -1,6 +1,6 @@
 """SAPO, GMPO, Clip-Cov, KL-Cov, A-3PO, forms of KL, rejection by divergence: plain loops.
 
-Written from the papers' formulas and not from the code under test.
+Written from the papers' formulas, not from the code under test.
 """
 
 import math
@@ -72,7 +72,7 @@ def test_sapo_is_its_formula_and_its_gradient_the_papers_weight(rows, good, bad)
 
 
 def step_of(rows: list[tuple[float, float, float]], is_kept: list[bool]) -> list[Credited]:
-    """An optimizer step of two episodes that wrote these tokens, of which some are rejected."""
+    """An optimizer step of two episodes with these tokens, some of which are rejected."""
     halves = (slice(0, len(rows) // 2), slice(len(rows) // 2, len(rows)))
     credited = []
     for half in halves:
@@ -94,7 +94,7 @@ def selected_by(loss: KlCovLoss | ClipCovLoss, credited: list[Credited]) -> list
 
 
 def covariances_of(rows: list[tuple[float, float, float]]) -> list[float]:
-    """Equation 10 of 2505.22617, of all tokens of a step."""
+    """Equation 10 of 2505.22617, over all tokens of a step."""
     mean_old = sum(old for _, old, _ in rows) / len(rows)
     mean_advantage = sum(advantage for _, _, advantage in rows) / len(rows)
     return [(old - mean_old) * (advantage - mean_advantage) for _, old, advantage in rows]
@@ -181,7 +181,7 @@ def test_sapo_at_ratio_one_is_the_policy_gradient_whatever_the_temperature():
 
 @given(st.lists(tokens, min_size=1, max_size=4), numbers(0.1, 1))
 def test_gmpo_is_the_geometric_mean_of_the_clipped_ratios(rows_S, bound):
-    """2507.20673: (product of |min(r^s A, clip(r^s) A)| / |A|)^(1/T), with one A a sequence."""
+    """2507.20673: (product of |min(r^s A, clip(r^s) A)| / |A|)^(1/T), with one A per sequence."""
     rows_S = [[(new, old, rows[0][2]) for new, old, _ in rows] for rows in rows_S]
     new_M, old_M, advantages_M = columns([row for rows in rows_S for row in rows])
     sequences = Sequences(
@@ -246,7 +246,9 @@ def test_straight_through_forms_have_one_value_and_the_gradient_of_k2(rows):
 
 
 def test_the_weighted_estimate_has_the_mean_and_the_gradient_of_the_divergence():
-    """Over all tokens of a small vocabulary, drawn by the old policy: exactly, with no sampling."""
+    """Over all tokens of a small vocabulary, weighted by the old policy: exact, without
+    sampling.
+    """
     logits = column(0.3, -0.2, 1.1).requires_grad_()
     old, reference = column(0.0, 0.5, 0.2).log_softmax(0), column(-0.4, 0.1, 0.6).log_softmax(0)
     new = logits.log_softmax(0)

@@ -1,7 +1,7 @@
-"""The tags protocol of Search-R1 against transcripts worked out by hand.
+"""The tags protocol of Search-R1 compared with transcripts derived by hand.
 
-Each case is written as the whole text that the policy reads and writes, turn by turn. What the
-environment adds is spelt out here and not taken from the code under test.
+Each case is the whole text that the policy reads and writes, turn by turn. What the environment
+adds is written out here, not taken from the code under test.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ SPARE = "<answer>never asked for</answer>"
 
 @dataclass(frozen=True)
 class Case:
-    """What is sampled, the transcript it makes after the prompt, and how the episode ends."""
+    """The sampled texts, the resulting transcript after the prompt, and how the episode ends."""
 
     sampled: tuple[str, ...]
     transcript: tuple[str, ...]
@@ -196,7 +196,7 @@ async def test_the_transcript_is_the_one_worked_out_by_hand(case: Case):
 
 
 async def test_a_turn_cut_at_its_cap_is_invalid_and_the_episode_goes_on():
-    """The cap falls inside the query: what was sampled stays, and the message follows."""
+    """The cut is inside the query: the sampled tokens stay, and the message follows."""
     codec = tiny_codec()
     cap = len(codec.encode_trusted(SEARCH)) - 3
     case = Case((SEARCH, SPARE), (), Status.ANSWERED, None, 0, max_turn_tokens=cap)

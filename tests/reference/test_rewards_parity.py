@@ -1,7 +1,7 @@
-"""EM and F1 against a second implementation of SQuAD's rules, written without the first's tools.
+"""EM and F1 compared with a second implementation of SQuAD's rules, written with other tools.
 
-The second goes character by character where ``forage.rewards.answers`` uses expressions, and
-matches words one by one where it uses a multiset.
+It works character by character where ``forage.rewards.answers`` uses expressions, and matches words
+one by one where it uses a multiset.
 """
 
 import random

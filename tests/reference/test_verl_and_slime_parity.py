@@ -1,7 +1,7 @@
-"""Newer estimators, losses and rules of veRL and slime against plain loops.
+"""Newer estimators, losses and rules of veRL and slime compared with plain loops.
 
 Written from the formulas of the papers and of the originals; the originals' own functions gave the
-same values on generated cases (docs/algorithms.md names the sources).
+same values on generated cases (docs/algorithms.md lists the sources).
 """
 
 import math
@@ -172,7 +172,7 @@ def test_opsm_masks_bad_tokens_of_sequences_that_the_policy_has_left():
 
 
 def test_an_unbiased_k3_is_bounded_after_the_product():
-    """It was bounded before: a ratio of 0.1 made 1 of an estimate that slime has at 5."""
+    """It was bounded before: a ratio of 0.1 made 1 of an estimate that is 5 in slime."""
     policy_M = torch.tensor([-5.0, -1.0], dtype=torch.float64)
     reference_M, old_M = torch.zeros(2, dtype=torch.float64), policy_M + math.log(10)
     kl = KlConfig(coefficient=1.0, form="k3", is_importance_weighted=True)

@@ -1,4 +1,4 @@
-"""A server as a child process: what it started goes with it, however it ends."""
+"""A server as a child process: its own children end with it, however it ends."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def pids_in(said: Path) -> list[int]:
 
 
 def test_what_a_server_started_ends_with_it_when_we_are_killed(tmp_path: Path):
-    """A run that was killed left the engine of its model server behind, and the device full."""
+    """A killed run left the engine of its model server running, and the device full."""
     said = tmp_path / "pids"
     driver = subprocess.Popen([sys.executable, "-c", _DRIVER, _SERVER, str(said)])
     pids = pids_in(said)
@@ -78,7 +78,7 @@ def test_what_a_server_started_ends_with_it_when_it_dies_alone(tmp_path: Path, s
 
 
 def test_a_stop_is_heard_before_anything_is_killed(tmp_path: Path):
-    """The watcher shares the group that is asked to stop, and must not take that for an end."""
+    """The watcher shares the group that is asked to stop, and must not mistake that for an end."""
     program = (
         "import pathlib, signal, sys, time\n"
         "def end(*_):\n"

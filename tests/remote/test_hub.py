@@ -1,4 +1,4 @@
-"""The hub is asked once whether it answers, and what cannot be had is said once."""
+"""The hub's availability is tested once, and what is unavailable is reported once."""
 
 import logging
 import socket
@@ -24,7 +24,7 @@ def closed_port() -> str:
 def test_a_hub_that_cannot_be_reached_is_said_once(
     closed_port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """The libraries once tried for a minute, with two warnings for each try."""
+    """The libraries retried for a minute, with two warnings per try."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", closed_port)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""A pickle calls nothing that its reader did not list."""
+"""A pickle only calls what its reader has listed."""
 
 import io
 import pickle
@@ -12,7 +12,7 @@ from forage.remote.listed_pickle import ListedUnpickler
 
 
 class Marks:
-    """Writes a file when it is unpickled by Python's own reader."""
+    """Writes a file when Python's own reader unpickles it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

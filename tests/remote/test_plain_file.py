@@ -1,4 +1,4 @@
-"""Only regular files are read, and no more of them than a limit."""
+"""Only regular files are read, and only up to a limit."""
 
 import os
 from pathlib import Path

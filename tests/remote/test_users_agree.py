@@ -1,7 +1,7 @@
-"""One fault means one thing to all who ask other people's servers, over real HTTP.
+"""A fault means the same to all clients of other people's servers, over real HTTP.
 
-The search client, the judge, the model endpoints and the web providers had a client each, and the
-four disagreed; each docstring tells about what.
+The search client, the judge, the model endpoints and the web providers had separate clients that
+disagreed; each docstring names one disagreement.
 """
 
 import time
@@ -58,7 +58,7 @@ def assert_failed(outcome: Outcome, kind: FailureKind, said: str) -> None:
 async def test_a_fault_has_one_kind_and_as_many_tries(
     name: str, fault: Handler, kind: FailureKind, said: str, num_requests: int
 ):
-    """408 was a timeout to two and a refusal to two, 504 a server's error to two."""
+    """408 was a timeout for two and a refusal for two, 504 a server error for two."""
     with serving(fault) as server:
         assert_failed(await USERS[name](server.url), kind, said)
         assert len(server.seen) == num_requests
@@ -66,7 +66,7 @@ async def test_a_fault_has_one_kind_and_as_many_tries(
 
 @pytest.mark.parametrize("name", USERS)
 async def test_what_a_server_says_of_a_failure_may_be_shown_in_a_terminal(name: str):
-    """A message that clears the screen, or names the window, stood in the log as it came."""
+    """A message that clears the screen, or sets the window title, was logged unchanged."""
     with serving(replies("too busy \x1b[2J\x1b]0;mine\x07 \x9b2J", 500)) as server:
         outcome = await USERS[name](server.url)
     assert "too busy" in outcome.said
@@ -75,7 +75,7 @@ async def test_what_a_server_says_of_a_failure_may_be_shown_in_a_terminal(name: 
 
 @pytest.mark.parametrize("name", USERS)
 async def test_a_host_that_cannot_be_reached_is_unavailable(name: str):
-    """Three called it refused, as if somebody had been there to say no."""
+    """Three called it refused, as if a server had replied."""
     with bind_port("127.0.0.1", 0) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         outcome = await USERS[name](url)
@@ -92,7 +92,7 @@ async def test_a_server_that_says_nothing_is_a_timeout(name: str):
 
 @pytest.mark.parametrize("name", USERS)
 async def test_a_retry_after_is_obeyed_also_as_a_date(name: str):
-    """The judge read numbers alone and came back at once."""
+    """The judge only read numbers and retried at once."""
     asked: list[float] = []
 
     async def busy_once(request: web.Request) -> web.Response:
@@ -109,7 +109,7 @@ async def test_a_retry_after_is_obeyed_also_as_a_date(name: str):
 
 @pytest.mark.parametrize("name", ["search", "judge", "web"])
 async def test_a_server_that_asks_for_more_than_the_deadline_is_asked_again_before_it(name: str):
-    """``Retry-After: 99999999`` once ended every search, until the process was started again."""
+    """``Retry-After: 99999999`` ended every search until the process was restarted."""
     full = replies("", 429, Retry_After="99999999")
 
     async def answers(request: web.Request) -> web.Response:
@@ -125,7 +125,7 @@ async def test_a_server_that_asks_for_more_than_the_deadline_is_asked_again_befo
 
 @pytest.mark.parametrize("name", USERS)
 async def test_a_reply_without_an_end_is_cut_off(name: str, monkeypatch: pytest.MonkeyPatch):
-    """Search client and judge read whatever came, until the memory was full."""
+    """Search client and judge read whatever arrived, until memory was full."""
     for place in ("retrieval.client.dispatch", "remote.openai_client", "retrieval.web.web_source"):
         monkeypatch.setattr(f"forage.{place}._MAX_REPLY_BYTES", 2**20)
     sent = 0
@@ -159,7 +159,7 @@ async def test_a_redirect_is_not_followed_so_the_secret_stays_where_it_belongs(
 @pytest.mark.parametrize("name", USERS)
 @pytest.mark.parametrize("status", [200, 401, 500])
 async def test_a_secret_that_a_server_repeats_is_not_said(name: str, status: int, secret: Path):
-    """The search client quoted what came back, its own token included."""
+    """The search client quoted the reply, including its own token."""
     echo = f'{{"error": {{"message": "wrong key {KEY}, {KEY.replace("-", "%2D")}", "code": 401}}}}'
     with serving(replies(echo, status)) as server:
         outcome = await USERS[name](server.url, secret)
@@ -169,7 +169,7 @@ async def test_a_secret_that_a_server_repeats_is_not_said(name: str, status: int
 
 @pytest.mark.parametrize("name", USERS)
 async def test_a_secret_that_everybody_may_read_is_refused(name: str, secret: Path):
-    """The judge's key and those of web providers were read without a look at the file's mode."""
+    """The judge's key and those of web providers were read without checking the file's mode."""
     secret.chmod(0o644)
     with pytest.raises(UserError, match=f"everybody may read it; run: chmod 600 {secret}"):
         await USERS[name]("http://127.0.0.1:9", secret)
@@ -192,5 +192,5 @@ async def test_a_secret_that_everybody_may_read_is_refused(name: str, secret: Pa
     ],
 )
 def test_what_a_server_asks_for_is_read_and_capped(header: str | None, seconds: float):
-    """A model endpoint that asked for a day, or for "inf", held the run for so long."""
+    """A model endpoint that requested a day, or "inf", stopped the run for that long."""
     assert retry_after_seconds(header) == seconds

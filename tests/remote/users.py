@@ -1,4 +1,4 @@
-"""The four who ask other people's servers, put to one server of the test's own."""
+"""The four clients of other people's servers, connected to a server of the test."""
 
 import asyncio
 from dataclasses import dataclass
@@ -26,7 +26,9 @@ FIRST_PAUSE_S = 0.001
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a user made of it: no failure, or its kind (None where it tells none) and its words."""
+    """The result for a client: no failure, or its kind (None if it reports none) and its
+    message.
+    """
 
     has_failed: bool
     kind: FailureKind | None = None
@@ -80,7 +82,7 @@ async def model_endpoint(
 async def web_source(
     url: str, secret: Path | None = None, max_retries: int = 1, timeout_s: float = 5.0
 ) -> Outcome:
-    """A source says why and whether it may pass, and no kind."""
+    """A source reports the reason and whether it is temporary, but no kind."""
     texts = [f"url={url}/search", f"max_retries={max_retries}", f"timeout_s={timeout_s}"]
     texts += ["deadline_s=8", f"key_file={secret}" if secret else "requests_per_s=1000"]
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +107,7 @@ USERS: dict[str, User] = {
 
 
 def right_answer(request: web.Request) -> web.Response:
-    """What the user who sent the request was after."""
+    """The reply that the requesting client expects."""
     hits = [[{"document": {"id": "1", "contents": '"Ada"\nBorn 1815.'}, "score": 1.0}]]
     choice = {"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
     answers: dict[str, Any] = {

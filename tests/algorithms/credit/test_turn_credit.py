@@ -39,7 +39,9 @@ def test_returns_are_compared_turn_by_turn():
 
 
 def test_a_turn_that_one_episode_alone_got_to_is_compared_with_the_first_turns():
-    """First turns return 1 and 0: a second turn that returns 1 is half above the group's average."""
+    """First turns return 1 and 0: a second turn that returns 1 is half above the group's
+    average.
+    """
     advantages = turn_level_advantages([[0.0, 1.0], [0.0]], 1.0, normalise_by_std=False)
     assert advantages == [[0.5, 0.5], [-0.5]]
 

@@ -36,7 +36,9 @@ def test_all_but_k1_are_never_negative(form):
 
 
 def test_as_a_term_of_the_loss_k1_has_no_gradient_on_average_and_k2_that_of_the_divergence():
-    """As the documentation warns: the gradient of an estimate is not an estimate of the gradient."""
+    """As the documentation warns: the gradient of an estimate is not an estimate of the
+    gradient.
+    """
     logits = POLICY.log().clone().requires_grad_()
 
     def gradient(loss_of):

@@ -95,7 +95,9 @@ def test_at_staleness_zero_both_losses_have_the_same_gradient():
     ids=lambda loss: loss.kind,
 )
 def test_a_micro_batch_without_tokens_has_a_loss_of_none(loss):
-    """A rank without episodes computes one; ``kl_cov`` failed because it needed at least one token."""
+    """A rank without episodes computes one; ``kl_cov`` failed because it needed at least
+    one token.
+    """
     loss_M, _ = loss.policy_loss(column().requires_grad_(), empty_rows().tokens)
     assert loss_M.shape == (0,)
 

@@ -204,7 +204,9 @@ def test_a_form_that_is_given_by_name_is_used_instead(tmp_path: Path):
 
 
 def test_index_is_no_group_id(tmp_path: Path):
-    """``index`` restarts in each source: two questions with the same number remain two questions."""
+    """``index`` restarts in each source: two questions with the same number remain two
+    questions.
+    """
     path = tmp_path / "train.parquet"
     rows = [search_r1("nq", 0), search_r1("hotpotqa", 0), search_r1("nq", 1)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)

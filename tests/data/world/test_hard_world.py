@@ -99,7 +99,9 @@ def test_a_skill_adds_its_questions(skill: Skill, source: str) -> None:
 
 
 def test_distractors_are_relations_beside_the_one_that_is_asked_for() -> None:
-    """A company has an owner in addition to its founder: another person, used by other questions."""
+    """A company has an owner in addition to its founder: another person, used by other
+    questions.
+    """
     relations = {hop.relation for q in world("distractors").train for hop in q.hops}
     assert {"owner", "founder", "editor", "author", "residence"} <= relations
     text = next(p.text for p in world("distractors").passages if "The owner of" in p.text)

@@ -161,7 +161,7 @@ NOT_A_NUMBER = '{"result": [[{"document": {"id": "1", "contents": "x"}, "score":
 async def test_a_fault_is_retried_and_then_a_typed_failure_that_is_not_cached(
     fault: faults.Behaviour, kind: FailureKind
 ):
-    """A dropped connection was once counted as refused, as if the server had said no."""
+    """A dropped connection was counted as refused, as if the server had replied."""
     timeout_s = 0.2 if fault is faults.hangs else 10  # the others answer, however busy the machine
     async with (
         faults.running(fault) as server,
@@ -184,7 +184,7 @@ async def test_a_fault_that_passes_costs_a_retry_and_no_failure():
 
 
 async def test_what_the_server_refuses_for_good_is_not_asked_again():
-    """The error document was once quoted as it stood; every user of servers now gets its words."""
+    """The error document was quoted verbatim; every client now gets the server's message."""
     fault = faults.replies('{"detail": "no"}', status=400)
     async with faults.running(fault) as server, client_of(server.url) as client:
         reply = await client.search("q")
@@ -217,7 +217,7 @@ async def test_retry_after_is_honoured_within_the_deadline():
 
 
 async def test_a_retry_after_beyond_the_deadline_leaves_room_for_another_try():
-    """A server that asked for 99999999 s had ended the search, whatever time it had left."""
+    """A server that requested 99999999 s ended the search, whatever time remained."""
     fault = faults.replies("busy", status=429, Retry_After="99999999")
     settings = {"timeout_s": 1.8, "deadline_s": 2}
     async with (
@@ -257,7 +257,7 @@ async def test_the_deadline_ends_a_search_that_only_waits_for_a_slot():
 
 
 async def test_who_joins_a_query_under_way_is_answered_by_his_own_deadline():
-    """He failed at the deadline of the one who had asked first."""
+    """The second caller failed at the first caller's deadline."""
 
     async def behaviour(request: web.Request, queries: list[str]) -> web.StreamResponse:
         return await (faults.hangs if len(server.requests) == 1 else faults.answers)(
@@ -275,7 +275,7 @@ async def test_who_joins_a_query_under_way_is_answered_by_his_own_deadline():
 
 
 async def test_a_server_that_dies_gives_failures_until_it_is_back():
-    """They were once counted as refused, though nobody was there to refuse."""
+    """They were counted as refused, though no server was there to refuse."""
     async with (
         faults.running(faults.answers) as server,
         client_of(server.url, timeout_s=0.5, deadline_s=0.5) as client,

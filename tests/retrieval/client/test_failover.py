@@ -1,4 +1,4 @@
-"""The client before several servers, some of them broken: who is asked, and what is counted."""
+"""The client with several servers, some of them broken: which one it uses, and what it counts."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The tools of the protocol over HTTP, asked by the protocol's own client."""
+"""The tools of the protocol over HTTP, called by the protocol's own client."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ PAGE = "https://a.example/ada"
 
 @asynccontextmanager
 async def served(url: str) -> AsyncIterator[str]:
-    """``forage mcp URL --port 0``: gives the address of its tools."""
+    """``forage mcp URL --port 0``; gives the URL of its tools."""
     command = (sys.executable, "-m", "forage", "mcp", url, "--port", "0")
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None

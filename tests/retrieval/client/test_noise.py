@@ -1,4 +1,4 @@
-"""A search that is worse on purpose: how much, and always in the same way."""
+"""A deliberately degraded search: how much, and always in the same way."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A function of the user's in place of a search server."""
+"""A user's function instead of a search server."""
 
 import asyncio
 import threading
@@ -61,7 +61,7 @@ async def test_what_goes_wrong_is_a_typed_failure(find: Callable[[str], Any], ki
 
 
 async def test_of_a_generator_without_an_end_the_first_are_taken_and_no_title_is_none():
-    """A row of a table without a title was shown to the model as a passage named None."""
+    """A row of a table without a title was shown to the model as a passage titled None."""
     reply = await ask(lambda query: repeat({"title": None, "text": "x"}), topk=2)
     assert [hit.passage.title for hit in reply.hits_K] == ["", ""]
 
@@ -88,6 +88,6 @@ async def test_what_is_no_function_is_an_error():
 
 @pytest.mark.parametrize("path", ["subprocess:getoutput", "os:popen", "os.path:expanduser"])
 def test_a_function_of_pythons_own_library_is_refused(path: str):
-    """A recipe that somebody else wrote needed no module to run each query in a shell."""
+    """A stranger's recipe needed no module to run each query in a shell."""
     with pytest.raises(UserError, match=rf"search\.path is {path}, which is Python's own"):
         SearchClient(SearchFunction(path=path))

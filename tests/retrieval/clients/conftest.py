@@ -1,6 +1,6 @@
-"""Two real servers over one corpus, one of words and one of vectors, and what its lines hold.
+"""Two real servers over one corpus, one with words and one with vectors, and the corpus lines.
 
-The clients beside this file do with them what the published ones do, in our words.
+The clients in this folder do with them what the published ones do, in our own code.
 """
 
 import json
@@ -112,7 +112,7 @@ def _write_lines(path: Path, lines: Any) -> None:
 
 
 class Session:
-    """HTTP as the clients use it: JSON there and back, and an error for any status but 200."""
+    """HTTP as the clients use it: JSON both ways, and an error for any status but 200."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http

@@ -1,4 +1,4 @@
-"""What policies in training really ask, and worse: more than 50 queries, none of them tidy."""
+"""What policies really search for in training, and worse: more than 50 untidy queries."""
 
 ODD_QUERIES = (
     "who wrote the first compiler",

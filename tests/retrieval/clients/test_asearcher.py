@@ -1,11 +1,11 @@
-"""ASearcher's local search browser: several queries or addresses a request; contents and url."""
+"""ASearcher's local search browser: several queries or addresses per request; contents and url."""
 
 from tests.retrieval.clients.conftest import PAGES, TOPK, Served, Session, contents_of
 from tests.retrieval.clients.odd_queries import ODD_QUERIES
 
 
 async def test_several_queries_give_documents_and_addresses(session: Session, served: Served):
-    """Its client read ``url`` of every hit, and tried ten times before it gave up."""
+    """Its client reads the ``url`` of every hit, and retried ten times before it gave up."""
     asked = {"queries": list(ODD_QUERIES), "topk": TOPK, "return_scores": False}
     results = await session.post("/retrieve", asked)
     documents = [[hit["contents"] for hit in hits] for hits in results]

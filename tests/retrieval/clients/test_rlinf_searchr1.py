@@ -7,7 +7,7 @@ from tests.retrieval.clients.odd_queries import ODD_QUERIES
 
 
 def information(documents: list[dict]) -> str:
-    """Each passage under its number and address, as its policy reads them."""
+    """Each passage under its number and address, as its policy reads it."""
     shown = [
         f"[Doc {number}]({document['url']}):\n{document['contents'][:5000]}"
         for number, document in enumerate(documents[:TOPK], start=1)
