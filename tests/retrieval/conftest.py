@@ -55,7 +55,7 @@ StartServer = Callable[..., str]
 
 @pytest.fixture
 def start_server(index: Index) -> Iterator[StartServer]:
-    """Start a server over the small index (or another source) and return its address."""
+    """Starts a server over the small index (or another source) and returns its address."""
     with contextlib.ExitStack() as started:
 
         def start(
@@ -101,4 +101,4 @@ def running_server(
 
 
 async def _nothing() -> None:
-    """Nobody waits to hear that the server is ready."""
+    """Does nothing, as no client waits for readiness."""

@@ -1,4 +1,4 @@
-"""Sources whose searches a test holds back, breaks or watches."""
+"""Sources whose searches a test delays, breaks or watches."""
 
 import asyncio
 import threading
@@ -9,15 +9,15 @@ from forage.types import Hit, Passage
 
 
 def hits_for(query: str, topk: int) -> list[Hit]:
-    """What ``GatedSource`` finds."""
+    """The hits of ``GatedSource``."""
     return [Hit(Passage(f"{query}{row}", "", ""), float(-row)) for row in range(topk)]
 
 
 class GatedSource:
-    """Remembers its searches; each waits at the gate while that is shut.
+    """Records its searches; each waits at the gate while it is shut.
 
-    A query with ``poison`` in it breaks the search, one with ``offline`` or ``refused`` makes it
-    fail for now or for good, one with ``nan`` or ``short`` makes the source give nonsense.
+    A query containing ``poison`` breaks the search; ``offline`` and ``refused`` make it fail
+    temporarily or permanently; ``nan`` and ``short`` make the source return nonsense.
     """
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class GatedSource:
         self.is_closed = True
 
     async def has_entered(self) -> None:
-        """Return when one more search has begun."""
+        """Returns when one more search has begun."""
         await asyncio.to_thread(self.entered.acquire)
 
 
 async def yield_often() -> None:
-    """Let everything that is ready on the event loop run."""
+    """Runs everything that is ready on the event loop."""
     for _ in range(10):
         await asyncio.sleep(0)

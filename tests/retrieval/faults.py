@@ -13,7 +13,7 @@ Behaviour = Callable[[web.Request, list[str]], Awaitable[web.StreamResponse]]
 
 
 class FaultServer:
-    """Answers every ``POST`` with ``behaviour``; remembers the queries (or addresses) of each."""
+    """Answers every ``POST`` with ``behaviour``; records the queries (or addresses) of each."""
 
     def __init__(self, behaviour: Behaviour, has_readyz: bool = True) -> None:
         self.behaviour = behaviour
@@ -27,7 +27,7 @@ class FaultServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen; after ``stop`` on the same port again."""
+        """Listens; after ``stop`` on the same port again."""
         app = web.Application()
         app.router.add_post("/retrieve", self._retrieve)
         app.router.add_post("/access", self._retrieve)
@@ -40,7 +40,7 @@ class FaultServer:
         await web.SockSite(self._runner, sock).start()
 
     async def stop(self) -> None:
-        """Die: refuse connections from now on."""
+        """Refuses connections from now on."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -67,7 +67,7 @@ async def running(behaviour: Behaviour, has_readyz: bool = True) -> AsyncIterato
 
 
 def echo(queries: list[str]) -> web.Response:
-    """A right answer: one passage a query, whose text is the query."""
+    """A correct answer: one passage per query, whose text is the query."""
     found = [
         [{"document": {"id": "1", "contents": f'"T"\n{query}'}, "score": 1.5}] for query in queries
     ]
@@ -99,7 +99,7 @@ async def hangs(_: web.Request, __: list[str]) -> web.Response:
 
 
 def replies(body: str | bytes, status: int = 200, **headers: str) -> Behaviour:
-    """Always this body and status."""
+    """Always returns this body and status."""
     data = body.encode() if isinstance(body, str) else body
 
     async def behaviour(_: web.Request, __: list[str]) -> web.Response:
@@ -115,7 +115,7 @@ def has_a_wrong_length(_: web.Request, queries: list[str]) -> Awaitable[web.Resp
 
 
 def fails_first(num_failures: int, fault: Behaviour) -> Behaviour:
-    """``fault`` for the first requests, right answers from then on."""
+    """``fault`` for the first requests, correct answers from then on."""
     num_seen = 0
 
     async def behaviour(request: web.Request, queries: list[str]) -> web.StreamResponse:
@@ -129,7 +129,7 @@ def fails_first(num_failures: int, fault: Behaviour) -> Behaviour:
 
 
 def refuses_queries_with(word: str) -> Behaviour:
-    """400 for a request in which any query holds ``word``."""
+    """400 for a request in which any query contains ``word``."""
 
     async def behaviour(_: web.Request, queries: list[str]) -> web.Response:
         if any(word in query for query in queries):
@@ -140,7 +140,7 @@ def refuses_queries_with(word: str) -> Behaviour:
 
 
 def as_search_r1(documents_by_query: dict[str, list[str]], has_scores: bool) -> Behaviour:
-    """The shapes of Search-R1's own server: ``contents`` documents, with scores or plain."""
+    """The formats of Search-R1's own server: ``contents`` documents, with scores or plain."""
 
     async def behaviour(_: web.Request, queries: list[str]) -> web.Response:
         found: list[list[dict[str, object]]] = []

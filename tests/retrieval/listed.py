@@ -1,4 +1,4 @@
-"""Sources of known answers, for the tests of what holds sources."""
+"""Sources with known answers, for the tests of components that combine sources."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ def passage(identity: str) -> Passage:
 
 
 def hits(ids: Sequence[str]) -> list[Hit]:
-    """Hits in this order, with scores that fall from 0 and are of no use to anyone."""
+    """Hits in this order, with meaningless scores that fall from 0."""
     return [Hit(passage(identity), float(-rank)) for rank, identity in enumerate(ids)]
 
 
 @dataclass
 class Listed:
-    """Answers a query with the passages of the ids that ``answer`` gives it."""
+    """Answers a query with the passages whose ids ``answer`` returns."""
 
     answer: Answer
     name: str = "listed"

@@ -1,7 +1,7 @@
-"""A gRPC server that speaks Qdrant's protocol in front of the client's in-memory mode.
+"""A gRPC server that implements Qdrant's protocol in front of the client's in-memory mode.
 
-It proves what our requests say and how we bear failures, over a real connection. It is not Qdrant:
-it has no graph, no disk and no optimizer.
+It tests our requests and how we handle failures, over a real connection. It is not Qdrant: it has
+no graph, no disk and no optimizer.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ from qdrant_client.grpc.points_service_pb2_grpc import PointsServicer, add_Point
 class FakeQdrant(CollectionsServicer, PointsServicer):
     """``seen`` are the requests.
 
-    The next calls fail with the codes of ``failures``, in order; calls of a kind in
-    ``failures_of``, always.
+    The next calls fail with the codes of ``failures``, in order; calls of a kind in ``failures_of``
+    always do.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class FakeQdrant(CollectionsServicer, PointsServicer):
         return proto.CollectionOperationResponse(result=True)
 
     def Get(self, request: Any, context: Any) -> Any:
-        """Both services have a ``Get``: of a collection's state, and of points."""
+        """Both services have a ``Get``: one for a collection's state, one for points."""
         self._enter(request, context)
         if isinstance(request, proto.GetPoints):
             ids = [GrpcToRest.convert_point_id(identity) for identity in request.ids]

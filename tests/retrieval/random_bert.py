@@ -13,7 +13,7 @@ _WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_LETTERS, *(f"##{c}" fo
 
 
 def save_cross_encoder(directory: Path, num_labels: int = 1) -> Path:
-    """A model that gives ``num_labels`` numbers for a pair of texts."""
+    """A model that returns ``num_labels`` numbers for a pair of texts."""
     config = _start(directory)
     config.num_labels = num_labels
     BertForSequenceClassification(config).save_pretrained(directory)
@@ -21,13 +21,13 @@ def save_cross_encoder(directory: Path, num_labels: int = 1) -> Path:
 
 
 def save_encoder(directory: Path) -> Path:
-    """A model whose files say nothing of pooling."""
+    """A model whose files do not define pooling."""
     BertModel(_start(directory)).save_pretrained(directory)
     return directory
 
 
 def _start(directory: Path) -> BertConfig:
-    """The tokenizer saved, the random numbers begun."""
+    """Saves the tokenizer and seeds the random numbers."""
     directory.mkdir()
     vocabulary = directory / "vocab.txt"
     vocabulary.write_text("\n".join(_WORDS))

@@ -1,4 +1,4 @@
-"""``forage bench`` against real servers: what it counts, what it says, and its exit code."""
+"""``forage bench`` with real servers: what it counts, its messages, and its exit code."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ def test_refusals_are_counted_with_the_servers_words_and_end_with_1(
 def test_a_server_that_answers_no_queries_with_an_error_costs_no_failure(
     questions: Path, tmp_path: Path
 ):
-    """Search-R1's own server does, and hangs up behind it; the load then began with a failure."""
+    """Search-R1's own server does this, and then hangs up; the load then began with a failure."""
 
     async def like_the_original(request: web.Request) -> web.Response:
         queries = (await request.json())["queries"]

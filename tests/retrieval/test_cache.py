@@ -52,7 +52,7 @@ def test_what_is_kept_is_never_larger_than_the_cache(puts: list[tuple[str, int]]
 
 
 def test_the_memory_of_hits_is_that_of_all_their_texts():
-    """Bytes in UTF-8 are a quarter of what a text with one emoji occupies."""
+    """The UTF-8 bytes are a quarter of the memory that a text with one emoji occupies."""
     texts = ["x" * 1000, "x" * 999 + "\N{GRINNING FACE}", "name" * 50, "value" * 200]
     hit = Hit(Passage("id", texts[0], texts[1], {texts[2]: [{"deep": (texts[3],)}]}), 1.0)
     at_least = sum(map(sys.getsizeof, texts))

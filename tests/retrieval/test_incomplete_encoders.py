@@ -1,4 +1,4 @@
-"""Encoders and rerankers without one of their weights are refused, where they are loaded."""
+"""Encoders and rerankers without one of their weights are refused at load."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +47,7 @@ def vector_of(path: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("part", ["classifier", "pooler", LAYER])
 def test_a_reranker_without_a_weight_is_refused_by_name(tmp_path: Path, part: str):
-    """Its order of the passages was that of random numbers."""
+    """It ordered the passages randomly."""
     lose(save_cross_encoder(tmp_path / "model"), part)
     with pytest.raises(UserError, match=f"^the cross-encoder .* lack .*{part}"):
         open_reranker(tmp_path / "model")

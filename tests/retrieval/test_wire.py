@@ -48,7 +48,7 @@ def test_the_short_way_for_ascii_gives_what_the_long_way_gives(query: str):
 
 @pytest.mark.parametrize("mark", ["\u0301", "\u0f73", "\uff9e", "\u0316\u0301", "\U0001d165"])
 def test_of_a_run_of_marks_thirty_stay(mark: str):
-    """NFC takes the square of a run's length: 20,000 x U+0F73 in one query took 6 s."""
+    """NFC is quadratic in a run's length: 20,000 x U+0F73 in one query took 6 s."""
     run = mark * (10_000 // len(mark))
     assert normalise_query(f"ab{run}c d{run}") == normalise_query(f"ab{run[:30]}c d{run[:30]}")
 
@@ -60,7 +60,7 @@ def test_marks_that_a_word_may_have_stay_where_they_are():
 
 @pytest.mark.parametrize("return_scores", [False, True])
 def test_a_large_reply_is_written_in_pieces_and_about_as_large_as_was_counted(return_scores: bool):
-    """A reply of 254 MB was written in one go, and stood in memory twice."""
+    """A reply of 254 MB was written at once, and was in memory twice."""
     hits = [Hit(Passage(f"p{n}", "Zürich", "text " * 200), float(n)) for n in range(200)]
     asked = [hits, [], hits[:1], hits * 3]
     pieces = list(write_reply(asked, return_scores))

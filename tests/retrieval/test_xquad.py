@@ -1,4 +1,4 @@
-"""BM25 on real text: is the paragraph that a question was written about among the first three?"""
+"""BM25 on real text: is the paragraph a question was written about among the first three?"""
 
 import json
 import math
@@ -57,7 +57,9 @@ class LuceneOkapi(BM25Okapi):
 @pytest.mark.skipif(not XQUAD.exists(), reason="../shared/data not found")
 @pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.5, 0.75)])
 def test_the_ranks_of_every_question_are_those_of_rank_bm25(tmp_path: Path, k1: float, b: float):
-    """The first ten, on the same words; where two scores are equal in float32, the lower row."""
+    """The first ten, on the same words; if two scores are equal in float32, the lower row
+    is first.
+    """
     texts = [passage.text for passage, _ in paragraphs()]
     builder = BM25Builder(k1, b)
     for text in texts:

@@ -15,7 +15,7 @@ WIDTH = 16
 
 
 def write_tokenizer(path: Path) -> None:
-    """One token a letter, lower case."""
+    """One token per letter, lower case."""
     vocabulary = {token: number for number, token in enumerate((*SPECIALS, *LETTERS))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -49,7 +49,7 @@ def bert_config() -> transformers.BertConfig:
 
 
 def write_plain(path: Path, seed: int = 0) -> Path:
-    """A BERT without any word about pooling, as Contriever is published."""
+    """A BERT without pooling settings, as Contriever is published."""
     torch.manual_seed(seed)
     transformers.BertModel(bert_config()).save_pretrained(path)
     write_tokenizer(path)
@@ -64,7 +64,7 @@ def write_encoder(
     similarity: str | None = None,
     seed: int = 0,
 ) -> Path:
-    """A model with files of its own about pooling, prompts and normalisation."""
+    """A model with files that define pooling, prompts and normalisation."""
     write_plain(path, seed)
     model = SentenceTransformer(str(path), device="cpu")
     model[1].pooling_mode = pooling  # type: ignore[assignment] # a property of the module
@@ -87,7 +87,7 @@ def _write_json(path: Path, prompts: dict[str, str], similarity: str | None) -> 
 
 
 def token_states(path: Path, text: str) -> torch.Tensor:
-    """The last hidden states of a text, [T, D], through transformers alone."""
+    """The last hidden states of a text, [T, D], from transformers itself."""
     tokens = transformers.AutoTokenizer.from_pretrained(path)([text], return_tensors="pt")
     model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""An encoder without a model: a text's vector is the sum of its words', which come from a seed."""
+"""An encoder without a model: a text's vector is the sum of its words' seeded vectors."""
 
 import zlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Web servers in a thread of their own: providers with one fault each, and pages of the web."""
+"""Web servers in separate threads: providers with one fault each, and web pages."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ class Seen:
 
     @property
     def query(self) -> str:
-        """What was searched for, wherever the provider puts it."""
+        """The query, wherever the provider expects it."""
         if self.body:
             return json.loads(self.body)["q"]
         return next(self.params[name] for name in ("q", "p", "text") if name in self.params)
@@ -87,7 +87,7 @@ def serving(behaviour: Handler, host: str = "127.0.0.1") -> Iterator[WebServer]:
 
 
 def serper_reply(query: str, num: int = 10, url: str = "https://example.org") -> dict[str, Any]:
-    """What serper.dev answers: ``num`` results that name the query."""
+    """A reply of serper.dev: ``num`` results that name the query."""
     organic = [
         {
             "title": f"{query} {i}",
@@ -101,7 +101,7 @@ def serper_reply(query: str, num: int = 10, url: str = "https://example.org") ->
 
 
 async def answers(request: web.Request) -> web.Response:
-    """serper.dev with three results for every query."""
+    """serper.dev with three results per query."""
     return web.json_response(serper_reply((await request.json())["q"], num=3))
 
 
@@ -111,7 +111,7 @@ async def hangs(_: web.Request) -> web.Response:
 
 
 def replies(body: str | bytes, status: int = 200, **headers: str) -> Handler:
-    """Always this body and status."""
+    """Always returns this body and status."""
     data = body.encode() if isinstance(body, str) else body
     named = {name.replace("_", "-"): value for name, value in headers.items()}
 
@@ -134,7 +134,7 @@ def fails_first(num_failures: int, fault: Handler, then: Handler = answers) -> H
 
 
 def faulty_for(word: str, fault: Handler) -> Handler:
-    """``fault`` for queries that hold ``word``, answers for the others."""
+    """``fault`` for queries that contain ``word``, answers for the others."""
 
     async def behaviour(request: web.Request) -> web.StreamResponse:
         return await (fault if word in (await request.json())["q"] else answers)(request)

@@ -16,7 +16,7 @@ def information(documents: list[dict]) -> str:
 
 
 async def test_every_hit_has_an_address(session: Session, served: Served):
-    """A hit held an id and contents alone: 46 of 46 queries ended in a KeyError."""
+    """A hit contained only an id and contents: 46 of 46 queries ended in a KeyError."""
     for query in ODD_QUERIES:
         asked = {"queries": [query], "topk": TOPK, "return_scores": False}
         [documents] = await session.post("/retrieve", asked)

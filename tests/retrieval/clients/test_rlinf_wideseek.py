@@ -1,4 +1,4 @@
-"""RLinf's wideseek worker: search, then access to the address of a hit; topk is the policy's."""
+"""RLinf's wideseek worker: a search, then access to the address of a hit; the policy sets topk."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ async def search(session: Session, query: str, topk: Any = TOPK) -> tuple[list[s
 
 
 async def access(session: Session, url: str) -> str:
-    """The page, "" where there is none."""
+    """The page, or "" if there is none."""
     [page] = await session.post("/access", {"urls": [url]})
     return "" if page is None else page["contents"]
 
@@ -43,7 +43,7 @@ async def test_without_a_number_of_its_own_the_servers_topk_holds(session: Sessi
     ],
 )
 async def test_the_address_of_a_hit_opens_its_page(session: Session, title: str, page: str):
-    """Also where it was made of the title, however the pages spell their addresses."""
+    """Also if it is derived from the title, however the pages spell their addresses."""
     documents, urls = await search(session, f"{title} first engine compiler", 40)
     [url] = [url for document, url in zip(documents, urls, strict=True) if f'"{title}"' in document]
     assert await access(session, url) == page

@@ -5,7 +5,7 @@ from tests.retrieval.clients.odd_queries import ODD_QUERIES
 
 
 def observation(documents: list[dict]) -> str:
-    """The passages as its prompt shows them: the first line of the contents is the title."""
+    """The passages as in its prompt: the first line of the contents is the title."""
     shown = ""
     for number, found in enumerate(documents, start=1):
         title, *text = found["document"]["contents"].split("\n")
@@ -28,7 +28,7 @@ async def test_a_turn_of_odd_queries_is_answered_in_order(session: Session, serv
 
 
 async def test_a_whole_rollout_travels_in_one_request(session: Session, served: Served):
-    """512 questions, 5 samples: its own recipe. It died on our 413, at 1,024 queries."""
+    """512 questions, 5 samples: its own recipe, which failed on our 413 at 1,024 queries."""
     queries = [f"{query[:300]} {number}" for number in range(50) for query in ODD_QUERIES][:2560]
     queries[::5] = ["first compiler"] * 512
     asked = {"queries": queries, "topk": TOPK, "return_scores": True}

@@ -7,7 +7,7 @@ from tests.retrieval.clients.odd_queries import ODD_QUERIES
 
 
 def observation(results: list[list[dict]]) -> str:
-    """One block a list of passages; a single query has one."""
+    """One block per list of passages; a single query has one."""
     return "\n---\n".join(
         "".join(
             f"Doc {number}: {found['document']['contents'].strip()}\n"
@@ -32,7 +32,7 @@ async def test_a_missing_topk_is_the_servers(session: Session, topk: dict):
 
 
 async def test_a_list_of_queries_is_read_as_before(session: Session, served: Served):
-    """Its older releases send ``queries``; where both are given, the list counts."""
+    """Its older releases send ``queries``; if both are given, the list applies."""
     asked = {"queries": list(ODD_QUERIES), "query": "engine", "return_scores": True}
     results = await session.post("/retrieve", asked)
     ids = [[found["document"]["id"] for found in documents] for documents in results]

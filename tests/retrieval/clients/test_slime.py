@@ -1,4 +1,4 @@
-"""slime's local search: one query a request, without scores; it reads contents beside the id."""
+"""slime's local search: one query per request, without scores; it reads contents next to the id."""
 
 from tests.retrieval.clients.conftest import TOPK, Served, Session, contents_of
 from tests.retrieval.clients.odd_queries import ODD_QUERIES

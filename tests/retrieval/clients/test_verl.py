@@ -5,7 +5,7 @@ from tests.retrieval.clients.odd_queries import ODD_QUERIES
 
 
 def tool_reply(results: list[list[dict]]) -> str:
-    """What the tool says: a block a passage, a line of dashes between two queries."""
+    """The tool's reply: one block per passage, a line of dashes between two queries."""
     blocks: list[str] = []
     for documents in results:
         shown = ""

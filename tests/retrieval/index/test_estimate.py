@@ -1,4 +1,4 @@
-"""What an index will cost, against what it did cost."""
+"""Estimated costs of an index compared with the measured ones."""
 
 import gzip
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_a_large_corpus_is_reckoned_from_its_first_lines(
 def test_a_corpus_in_several_files_is_reckoned_from_all_of_them(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It was said not to be there, and ``forage index`` builds it."""
+    """It was reported missing, although ``forage index`` builds it."""
     monkeypatch.setattr(estimate_module, "_SAMPLED_LINES", 500)
     for number in range(3):
         (tmp_path / f"{number}.jsonl").write_bytes(texts.read_bytes())

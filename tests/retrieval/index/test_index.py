@@ -106,7 +106,7 @@ def test_a_backend_of_another_corpus_is_refused(corpus: Path, tmp_path: Path):
 
 
 def test_a_file_is_no_index_and_a_manifest_that_is_no_text_is_damaged(tmp_path: Path):
-    """A manifest that was no UTF-8 ended in a UnicodeDecodeError."""
+    """A manifest that was not UTF-8 ended in a UnicodeDecodeError."""
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(UserError, match=r"notes is a file, and no index; name a directory"):
         read_manifest(tmp_path / "notes")
@@ -139,7 +139,7 @@ def test_an_empty_directory_and_an_older_index_are_built_over(corpus: Path, tmp_
 
 
 def test_an_index_behind_a_link_is_built_where_the_link_leads(corpus: Path, tmp_path: Path):
-    """It was built beside the link, and the link could not be removed: an error at the end."""
+    """It was built next to the link, which could not be removed, so the build failed at the end."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "links").mkdir()
     link = tmp_path / "links" / "index"
@@ -170,7 +170,7 @@ def test_an_unknown_backend_is_named(corpus: Path, tmp_path: Path):
 
 
 def test_searching_loads_neither_the_builder_nor_a_web_framework(index_dir: Path):
-    """A server's start would otherwise pay a second for bm25s and its compiler."""
+    """Otherwise a server's startup would spend a second on bm25s and its compiler."""
     program = (
         "import sys; from pathlib import Path; "
         "from forage.retrieval.index.index import open_index; "
@@ -232,7 +232,7 @@ def test_a_build_that_is_killed_leaves_no_index_and_the_next_clears_up(
 def test_absurd_values_of_a_manifest_are_refused_with_the_value(
     index_dir: Path, tmp_path: Path, key: str, value: object, message: str
 ) -> None:
-    """An index with ``k1: 1e300`` or ``files: {}`` was served as if it were whole."""
+    """An index with ``k1: 1e300`` or ``files: {}`` was served as if it were complete."""
     out = tmp_path / "index"
     shutil.copytree(index_dir, out)
     change_manifest(out, key, value)
@@ -242,7 +242,7 @@ def test_absurd_values_of_a_manifest_are_refused_with_the_value(
 
 @pytest.mark.parametrize("name", ["../corpus.jsonl", "/dev/zero", "pipe", "link"])
 def test_a_manifest_leads_to_no_other_file(index_dir: Path, tmp_path: Path, name: str) -> None:
-    """The sum of /dev/zero never ended, and a pipe was waited for."""
+    """Hashing /dev/zero never ended, and reading a pipe blocked."""
     out = tmp_path / "index"
     shutil.copytree(index_dir, out)
     os.mkfifo(out / "pipe")

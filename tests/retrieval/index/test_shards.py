@@ -35,7 +35,7 @@ QUERIES = ["engine", "the lake of zürich", "ada ada turing", "nothing known", "
 
 
 def corpus_of(path: Path, num_passages: int = 97) -> Path:
-    """Short passages of few words: many share a score, and some have no word at all."""
+    """Short passages of few words: many share a score, and some contain no word at all."""
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, rng.integers(0, 9))) for _ in range(num_passages)]
     write_corpus(path, [Passage(f"p{n}", f"t{n % 5}", text) for n, text in enumerate(texts)])
@@ -43,7 +43,7 @@ def corpus_of(path: Path, num_passages: int = 97) -> Path:
 
 
 def search_parts(parts: Sequence[Path], queries: Sequence[str], topk: int) -> list[list[Hit]]:
-    """What the shards find together, one after the other in this process."""
+    """The combined results of the shards, searched one after the other in this process."""
     found: list[list[list[Hit]]] = []
     for part in parts:
         with open_index(part) as index:
@@ -70,7 +70,7 @@ def test_shards_find_what_the_whole_index_finds(whole: Path, tmp_path: Path, cou
 def test_shards_that_are_there_are_replaced_only_with_overwrite(
     whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    """They were replaced without a word, where ``forage index`` keeps what is there."""
+    """They were silently replaced, although ``forage index`` keeps existing files."""
     cut = ["shards", "cut", str(whole), "--out", str(tmp_path), "--count", "2"]
     (tmp_path / "shard-00001-of-00002").mkdir()
     (tmp_path / "shard-00001-of-00002" / "notes.txt").write_text("mine")
@@ -92,7 +92,7 @@ def test_shards_that_are_there_are_replaced_only_with_overwrite(
 def test_shards_of_another_number_do_not_stay_beside_the_new_ones(
     whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    """Three were cut beside two, and who took ``shard-*`` searched every passage twice."""
+    """Three were written next to two, and ``shard-*`` then covered every passage twice."""
     cut = ["shards", "cut", str(whole), "--out", str(tmp_path), "--count"]
     assert main([*cut, "2"]) == 0
     (tmp_path / "shard-0-of-notes").mkdir()
@@ -107,7 +107,7 @@ def test_shards_of_another_number_do_not_stay_beside_the_new_ones(
 def test_a_cut_in_small_blocks_is_the_same(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Columns that begin, end and span in every possible place of a block."""
+    """Columns that begin, end and span at every possible position of a block."""
     at_once = cut_index(whole, tmp_path / "once", 3)
     for size in (1, 7, 64):
         monkeypatch.setattr(bm25_index, "_BLOCK_PAIRS", size)
@@ -118,7 +118,9 @@ def test_a_cut_in_small_blocks_is_the_same(
 
 
 def test_indexing_the_parts_of_a_corpus_would_give_other_scores(whole: Path, tmp_path: Path):
-    """Why a whole index is cut: a word's rarity in a part is not its rarity in the corpus."""
+    """Why a complete index is sharded: a word's rarity in a part differs from that in the
+    corpus.
+    """
     lines = (whole / "corpus.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     parts: list[Path] = []
     for name, part in (("a", lines[:48]), ("b", lines[48:])):
@@ -157,7 +159,7 @@ def test_a_shard_is_an_index_that_stands_alone_and_knows_its_place(whole: Path, 
 
 
 def test_passages_keep_the_ids_that_their_rows_gave_them(tmp_path: Path):
-    """ASearcher's passages have an address and no id; theirs ends with the number of the row."""
+    """ASearcher's passages have an address and no id; their ids end with the row number."""
     rows = [{"url": f"http://wiki/{n}", "contents": f"T\nada {n}"} for n in range(4)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
     build_index(tmp_path / "corpus.jsonl", tmp_path / "index", show_progress=False)

@@ -1,4 +1,4 @@
-"""The OpenAPI document against the server: its promises, and requests made from it at random."""
+"""The OpenAPI document compared with the server: its promises, and random requests made from it."""
 
 import json
 from collections.abc import Sequence

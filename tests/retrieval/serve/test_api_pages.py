@@ -1,4 +1,4 @@
-"""The pages for people, in a real browser where there is one."""
+"""The pages for people, in a real browser if there is one."""
 
 import json
 import re

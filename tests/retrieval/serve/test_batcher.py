@@ -82,7 +82,7 @@ async def test_a_source_that_now_answers_differently_is_asked_again():
 
 
 async def test_the_cache_is_bounded_in_bytes_queries_included():
-    """It counted passages: long ones took 1.4 GB, and queries without hits counted as nothing."""
+    """It counted passages: long ones took 1.4 GB, and queries without hits counted as zero."""
     source = GatedSource()
     batcher = Batcher(source, cache_size=200_000)
     for query in ("a" * 40_000, "", "b" * 40_000, "a" * 40_000, "c" * 40_000, "a" * 40_000):
@@ -95,7 +95,7 @@ async def test_the_cache_is_bounded_in_bytes_queries_included():
 
 
 async def test_no_speed_makes_a_batch_of_many_long_queries():
-    """Cheap queries came first; then 256 long ones were one search of 31 s."""
+    """Cheap queries came first; then 256 long ones became one search of 31 s."""
     source = GatedSource()
     batcher = Batcher(source)
     for n in range(10):

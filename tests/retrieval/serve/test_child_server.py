@@ -1,4 +1,4 @@
-"""Start, readiness and every way to end of a server process."""
+"""Startup, readiness and every way in which a server process ends."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Searches that fail, and files that are cut under a running server: who hears of it, and how."""
+"""Searches that fail, and files truncated under a running server: what the clients get."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ ASKED = {"queries": ["word3"], "topk": 1}
 
 
 class Breakable:
-    """Fails with its error while it has one."""
+    """Fails with its error as long as it has one."""
 
     name, id, num_passages = "breakable", "breakable", None
 
@@ -49,7 +49,7 @@ async def readiness(url: str) -> int:
 async def test_a_server_whose_searches_fail_is_not_ready_until_one_succeeds(
     start_server: StartServer,
 ):
-    """Every search was answered with 500 while /readyz said 200."""
+    """Every search was answered with 500 while /readyz returned 200."""
     source = Breakable()
     url = start_server(source=source, cache_size=0)
     assert (await post(url, ASKED))[0] == 200
@@ -68,7 +68,7 @@ async def test_a_server_whose_searches_fail_is_not_ready_until_one_succeeds(
 
 
 async def test_a_server_that_nobody_asks_any_more_tries_again_by_itself(start_server: StartServer):
-    """A balancer that hears 503 sends no search that could succeed."""
+    """A load balancer that gets 503 sends no search that could succeed."""
     source = Breakable()
     url = start_server(source=source, cache_size=0)
     await post(url, {"queries": ["a query that succeeds"]})
@@ -95,7 +95,7 @@ async def test_a_refusal_of_the_source_leaves_the_server_ready(start_server: Sta
 
 @pytest.fixture(scope="module")
 def large_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of many pages of memory, so that a cut takes mapped ones away."""
+    """Spans many pages of memory, so that truncation removes mapped ones."""
     folder = tmp_path_factory.mktemp("large")
     passages = [Passage(f"p{n}", f"Title {n}", f"word{n % 50} " * 20) for n in range(5000)]
     write_corpus(folder / "corpus.jsonl", passages)
@@ -105,7 +105,9 @@ def large_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(directory: Path, before: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``forage serve`` in a process, ``before`` run first; the process and its address."""
+    """``forage serve`` in a process, after running ``before``; gives the process and its
+    address.
+    """
     program = f"import sys\n{before}\nfrom forage.commands.cli import main\nsys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", program, "serve", str(directory), "--port", "0"],
@@ -123,7 +125,7 @@ def serving(directory: Path, before: str = "") -> Iterator[tuple[subprocess.Pope
 
 
 def ask(url: str) -> int:
-    """The status of a search; 0 where the server has gone."""
+    """The status of a search; 0 if the server has gone."""
     body = json.dumps(ASKED).encode()
     request = urllib.request.Request(f"{url}/retrieve", body, {"Content-Type": "application/json"})
     try:
@@ -160,7 +162,7 @@ def test_a_server_one_of_whose_files_was_cut_says_so_and_ends(large_index: Path,
 def test_a_file_that_is_cut_in_the_midst_of_a_search_ends_the_server_with_a_message(
     large_index: Path, tmp_path: Path
 ):
-    """The process died of SIGBUS without a word."""
+    """The process died of SIGBUS without a message."""
     copy = Path(shutil.copytree(large_index, tmp_path / "index"))
     # As if the file were cut after the search had begun: what looks at it before sees nothing.
     blind = (

@@ -1,6 +1,6 @@
-"""One request against all others: what a client may do, and what the others see of it.
+"""One client's requests against all others: what it may do, and what the others experience.
 
-Real servers over real HTTP. Addresses of 127.0.0.0/8 stand for machines.
+Real servers over real HTTP. Addresses in 127.0.0.0/8 represent machines.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ async def head_of(url: str, body: dict[str, Any]) -> bytes:
 
 
 class SlowSource(GatedSource):
-    """Every character takes its time."""
+    """Every character takes time."""
 
     def __init__(self, seconds_per_char: float) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class SlowSource(GatedSource):
 
 
 async def in_flight(url: str, number: int) -> None:
-    """Return when so many requests are in flight."""
+    """Returns when this many requests are in flight."""
     async with asyncio.timeout(5):
         while (await read_figures(url))["forage_in_flight_requests",] != number:
             await asyncio.sleep(0.01)
@@ -88,7 +88,7 @@ async def in_flight(url: str, number: int) -> None:
 async def test_a_request_of_many_queries_lets_another_clients_query_go_next(
     start_server: StartServer,
 ):
-    """700 long queries were searched before the query that another client sent after them."""
+    """700 long queries were searched before another client's query sent after them."""
     source = GatedSource()
     source.gate.clear()
     url = start_server(source=source)
@@ -102,7 +102,7 @@ async def test_a_request_of_many_queries_lets_another_clients_query_go_next(
 
 
 async def test_a_search_of_long_queries_holds_few_of_them(start_server: StartServer):
-    """256 queries of 20,000 characters were one search of 12 s, and whoever came next waited."""
+    """256 queries of 20,000 characters became one search of 12 s, and all other clients waited."""
     source = SlowSource(seconds_per_char=0.03 / 20_000)
     queries = [f"{n} " + "long " * 3999 for n in range(40)]
     assert await ask(start_server(source=source), {"queries": queries}) == 200
@@ -110,7 +110,9 @@ async def test_a_search_of_long_queries_holds_few_of_them(start_server: StartSer
 
 
 async def test_no_more_is_searched_for_a_client_that_has_gone(start_server: StartServer):
-    """A client that left was noticed when its answer was sent: all its queries were searched."""
+    """A client's departure was noticed when its answer was sent, so all its queries were
+    searched.
+    """
     source = GatedSource()
     source.gate.clear()
     url = start_server(source=source)
@@ -125,7 +127,7 @@ async def test_no_more_is_searched_for_a_client_that_has_gone(start_server: Star
 
 
 async def test_a_deadline_counts_while_searches_run(start_server: StartServer):
-    """The batch under way was searched to its end: 256 queries, 5 s after the reply was 504."""
+    """The current batch was searched to its end: 256 queries, 5 s after the reply was 504."""
     source = SlowSource(seconds_per_char=0.002)
     url = start_server(Limits(deadline_s=0.2), source)
     assert await ask(url, {"queries": [f"query {n}" for n in range(256)]}) == 504
@@ -135,7 +137,7 @@ async def test_a_deadline_counts_while_searches_run(start_server: StartServer):
 
 @pytest.fixture
 def is_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Set while a server reads a body. Threads take turns after 0.1 ms here, not after 5."""
+    """Set while a server reads a body. Threads switch after 0.1 ms here, not after 5."""
     is_read, read_body = threading.Event(), BodyReader.read
 
     def told(read: Callable[[bytes], T], body: bytes) -> T:
@@ -156,7 +158,7 @@ def is_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 async def answers_meanwhile(url: str, asked: asyncio.Task[int], is_read: threading.Event) -> int:
-    """How many times /healthz was asked and answered while the body of a request was read."""
+    """How many times /healthz was answered while the body of a request was read."""
     num_answers = 0
     async with connected(url, "127.0.0.2") as (reader, writer):
         while not asked.done():
@@ -178,7 +180,9 @@ async def answers_meanwhile(url: str, asked: asyncio.Task[int], is_read: threadi
 async def test_the_others_are_answered_while_a_large_body_is_read(
     start_server: StartServer, is_read: threading.Event, body: dict[str, Any], status: int
 ):
-    """Reading and normalising held the event loop: 16 MB of marks kept /healthz silent for 94 s."""
+    """Reading and normalising blocked the event loop: 16 MB of marks kept /healthz silent
+    for 94 s.
+    """
     url = start_server(Limits(max_queries=100_000), GatedSource())
     asked = asyncio.create_task(ask(url, body))
     assert await answers_meanwhile(url, asked, is_read) >= 5
@@ -205,7 +209,7 @@ class WordySource(GatedSource):
 async def test_a_reply_that_becomes_too_large_is_refused_before_all_is_searched(
     start_server: StartServer,
 ):
-    """1,024 queries with topk 1,000 gave a reply of 254 MB, made of 1.9 GB of memory."""
+    """1,024 queries with topk 1,000 gave a reply of 254 MB, built with 1.9 GB of memory."""
     source = WordySource()
     body = {"queries": [f"query {n}" for n in range(1000)], "topk": 100}
     status, reply = await post(start_server(source=source), body)
@@ -216,7 +220,7 @@ async def test_a_reply_that_becomes_too_large_is_refused_before_all_is_searched(
 
 
 async def test_a_large_reply_is_streamed_while_others_are_answered(start_server: StartServer):
-    """The event loop wrote a reply of 254 MB in one go, and answered nobody for 1.2 s."""
+    """The event loop wrote a reply of 254 MB at once, and answered no other request for 1.2 s."""
     body = {"queries": [f"query {n}" for n in range(40)], "topk": 100, "return_scores": True}
     url = start_server(source=WordySource())
     headers = await head_of(url, body)
@@ -227,7 +231,7 @@ async def test_a_large_reply_is_streamed_while_others_are_answered(start_server:
 
 
 async def test_pages_that_become_too_large_are_refused(start_server: StartServer):
-    """Any number of whole pages was one reply."""
+    """Any number of whole pages fitted in one reply."""
 
     class LargePages:
         num_read = 0
@@ -248,7 +252,7 @@ async def test_pages_that_become_too_large_are_refused(start_server: StartServer
 
 
 async def answered(url: str, num_queries: int, *headers: str) -> tuple[int, int]:
-    """The status of a request of so many queries, and its ``Retry-After`` (0: none)."""
+    """The status of a request with this many queries, and its ``Retry-After`` (0: none)."""
     body = {"queries": [f"{n} {time.perf_counter()}" for n in range(num_queries)]}
     async with connected(url) as (reader, writer):
         writer.write(post_bytes(body, *headers))
@@ -260,8 +264,7 @@ async def answered(url: str, num_queries: int, *headers: str) -> tuple[int, int]
 async def test_who_cannot_be_answered_in_his_time_is_told_when_to_return_and_then_is(
     start_server: StartServer,
 ):
-    """80 of 256 clients with 64 queries each got a 504, after their queries had been searched.
-
+    """80 of 256 clients with 64 queries each got a 504 after their queries had been searched.
     ``Retry-After`` was always 1.
     """
     source = SlowSource(seconds_per_char=0.0002)  # 200 to 300 queries a second
@@ -292,7 +295,7 @@ async def test_a_client_says_how_long_it_waits(start_server: StartServer):
 async def test_our_own_client_says_how_long_it_waits_and_comes_back_when_told(
     start_server: StartServer,
 ):
-    """It gave a try up after 10 s without a word, and the server searched on for nobody."""
+    """It abandoned a try after 10 s without notice, and the server continued a useless search."""
     url = start_server(source=SlowSource(seconds_per_char=0.002))  # 55 queries a second
     async with client_of(url, timeout_s=1, deadline_s=20, max_queries_per_request=16) as client:
         await asyncio.gather(*(client.search(f"query {n}") for n in range(100, 132)))  # measured
@@ -302,7 +305,7 @@ async def test_our_own_client_says_how_long_it_waits_and_comes_back_when_told(
 
 
 async def reply_of(reader: asyncio.StreamReader) -> tuple[int, str]:
-    """The status of what comes, and the rest of it up to the end of the connection."""
+    """The status of the reply, and the rest of it up to the end of the connection."""
     async with asyncio.timeout(5):
         status = int((await reader.readline()).split()[1])
         return status, (await reader.read()).decode()
@@ -342,7 +345,7 @@ IMPATIENT = Limits(patience_s=0.2)
 async def test_what_comes_too_slowly_is_given_up(
     start_server: StartServer, sent: bytes, status: int, said: str
 ):
-    """Headers had all the time in the world, and a body 30 s."""
+    """Headers had unlimited time, and a body 30 s."""
     async with connected(start_server(IMPATIENT)) as (reader, writer):
         writer.write(sent)
         found, rest = await reply_of(reader)
@@ -350,7 +353,7 @@ async def test_what_comes_too_slowly_is_given_up(
 
 
 async def test_a_connection_that_asks_nothing_is_closed(start_server: StartServer):
-    """It stayed open for ever; and so did one whose body went on behind a refusal."""
+    """It stayed open for ever, as did one whose body continued after a refusal."""
     url = start_server(IMPATIENT, token="secret")
     async with connected(url) as (reader, writer), asyncio.timeout(5):
         assert await reader.read() == b""
@@ -370,7 +373,7 @@ async def test_a_client_that_does_not_take_its_reply_is_hung_up_on(start_server:
 
 
 async def test_slow_bodies_keep_nobody_out(start_server: StartServer):
-    """1,024 of them from one address gave everyone a 429 for 29 s."""
+    """1,024 of them from one address gave all clients a 429 for 29 s."""
     url = start_server(Limits(max_in_flight=4))
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(8):
@@ -383,7 +386,7 @@ async def test_slow_bodies_keep_nobody_out(start_server: StartServer):
 
 
 async def test_one_address_does_not_take_all_places_or_connections(start_server: StartServer):
-    """Who came first had all of them."""
+    """The first client took all of them."""
     source = GatedSource()
     source.gate.clear()
     url = start_server(Limits(max_in_flight=4), source)
@@ -439,9 +442,9 @@ ENDLESS = {
 async def test_what_is_around_a_body_has_a_size(
     start_server: StartServer, name: str, token: str | None
 ):
-    """A trailer without an end was kept and copied at each read: eight of them stopped the server.
+    """An endless trailer was kept and copied at each read: eight of them stopped the server.
 
-    They were parsed for clients without the token, too.
+    They were also parsed for clients without the token.
     """
     beginning, more = ENDLESS[name]
     url = start_server(token=token)
@@ -488,7 +491,7 @@ async def test_a_body_of_another_form_is_refused_before_it_is_read(
 
 
 async def test_a_body_in_too_many_pieces_is_refused(start_server: StartServer):
-    """Each chunk of one byte costs as much as a chunk of 64 kB: 16 MB of them took minutes."""
+    """Each chunk of one byte costs as much as one of 64 kB: 16 MB of them took minutes."""
     url = start_server()
     async with connected(url) as (reader, writer):
         writer.write(CHUNKED + b"\r\n" + b"1\r\n \r\n" * 70_000)
@@ -501,7 +504,7 @@ async def test_a_body_in_too_many_pieces_is_refused(start_server: StartServer):
 
 
 async def test_a_trailer_is_no_header(start_server: StartServer):
-    """A field behind the body, in the same read as the headers, was a header for the routes."""
+    """A field after the body, in the same read as the headers, became a header for the routes."""
     async with connected(start_server(token="secret")) as (reader, writer), asyncio.timeout(5):
         trailer = b"Authorization: Bearer secret\r\n"
         head = CHUNKED + b"Trailer: Authorization\r\n\r\n"
@@ -512,7 +515,7 @@ async def test_a_trailer_is_no_header(start_server: StartServer):
 async def test_requests_sent_far_ahead_of_their_replies_end_the_connection(
     start_server: StartServer,
 ):
-    """14,000 of them were in one read, and the server had 764 MB and was silent for 10 s."""
+    """14,000 of them arrived in one read; the server used 764 MB and did not answer for 10 s."""
     url = start_server()
     get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with connected(url) as (reader, writer), asyncio.timeout(5):
@@ -529,7 +532,9 @@ async def test_requests_sent_far_ahead_of_their_replies_end_the_connection(
 async def test_a_client_that_never_reads_is_disconnected_however_little_it_was_sent(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch, more: str
 ):
-    """Below 64 kB of unsent replies nothing measured its patience, and a close waited for ever."""
+    """With less than 64 kB of unsent replies its patience was not measured, and closing waited for
+    ever.
+    """
     made = Connection.connection_made
 
     def made_small(self: Connection, transport: asyncio.Transport) -> None:
@@ -548,7 +553,7 @@ async def test_a_client_that_never_reads_is_disconnected_however_little_it_was_s
 
 
 async def is_full(url: str) -> bool:
-    """Whether the one connection of the server is taken."""
+    """Whether the server's only connection is taken."""
     async with connected(url) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         return b"429" in await reader.readline()

@@ -1,7 +1,7 @@
-"""What a page of the web may do with a server on its reader's machine: nothing.
+"""What a web page may do with a server on its reader's machine: nothing.
 
 The requests are those that browsers send: a simple one that needs no permission, a preflight, and
-the requests of a page whose name was moved to this machine's address.
+the requests of a page whose name was rebound to this machine's address.
 """
 
 import http.client
@@ -32,7 +32,7 @@ Reply = tuple[int, dict[str, str], bytes]
 
 
 class Purse:
-    """A source that remembers what it was asked, as a paid provider would."""
+    """A source that records its queries, as a paid provider would."""
 
     name, id, num_passages = "purse", "purse", None
 
@@ -55,7 +55,7 @@ Ask = Callable[..., Reply]
 
 
 def ask(url: str, headers: dict[str, str], method: str = "POST", path: str = "/retrieve") -> Reply:
-    """A request with exactly these headers, ``Host`` among them if it is given."""
+    """Sends a request with exactly these headers, including ``Host`` if it is given."""
     place = URL(url)
     connection = http.client.HTTPConnection(place.host or "", place.port or 0, timeout=30)
     connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
@@ -117,7 +117,9 @@ def test_a_preflight_is_given_no_permission(start_server: StartServer, purse: Pu
 def test_a_page_whose_name_was_moved_here_reads_nothing(
     start_server: StartServer, purse: Purse, host: str, has_origin: bool
 ):
-    """DNS rebinding: for the browser it is the page's own server, so it hides nothing from it."""
+    """DNS rebinding: the browser treats it as the page's own server, so it shows the page
+    everything.
+    """
     url = start_server(source=purse)
     host = host.format(port=URL(url).port)
     headers = {"Host": host, **JSON, **({"Origin": f"http://{host}"} if has_origin else {})}

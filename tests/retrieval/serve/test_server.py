@@ -1,4 +1,4 @@
-"""The application over HTTP: both shapes, limits, faults of the source, token, pages, figures."""
+"""The application over HTTP: both formats, limits, source failures, token, pages, figures."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ async def get(url: str) -> tuple[int, str]:
 
 
 def document(row: int) -> dict[str, str]:
-    """A hit; the lines of the corpus have no ``url``, so it is made of the title."""
+    """A hit; the corpus lines have no ``url``, so it is derived from the title."""
     passage = PASSAGES[row]
     url = f"https://en.wikipedia.org/w/index.php?title={quote(passage.title, safe='')}"
     return {"id": passage.id, "contents": format_contents(passage), "url": url}
@@ -267,7 +267,7 @@ async def test_without_the_right_token_nothing_is_told(
     "path", ["/retrieve%0A", "/retrieve/", "//retrieve", "/%72etrieve", "/./retrieve", "/nowhere"]
 )
 async def test_no_spelling_of_a_path_goes_around_the_token(start_server: StartServer, path: str):
-    """The router takes a path with a line break behind it for the path without."""
+    """The router treats a path followed by a line break as the path without it."""
     url = URL(start_server(token=TOKEN) + path, encoded=True)
     async with (
         aiohttp.ClientSession() as session,
@@ -411,7 +411,7 @@ def test_an_address_is_made_as_the_settings_say(page_url: str, url: str):
 async def test_a_request_holds_as_many_queries_as_its_body_and_addresses_as_are_read(
     start_server: StartServer, tmp_path: Path
 ):
-    """Pages are large, so addresses are limited even where queries are not."""
+    """Pages are large, so addresses are limited even if queries are not."""
     path = tmp_path / "pages.jsonl"
     path.write_text(json.dumps({"url": "a", "contents": ""}) + "\n")
     with open_pages(path) as pages:

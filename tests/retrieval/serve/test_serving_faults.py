@@ -1,4 +1,4 @@
-"""Servers that are stopped, killed or stuck while requests are under way: real processes."""
+"""Servers that are stopped, killed or stuck during requests: real processes."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ sys.exit(main(["serve", *sys.argv[1:]]))
 
 
 def call(url: str, queries: list[str] | None = None) -> tuple[int, Any, Message]:
-    """Status, JSON and headers of a GET, or of a search where queries are given."""
+    """Status, JSON and headers of a GET, or of a search if queries are given."""
     body = None if queries is None else json.dumps({"queries": queries, "topk": 1}).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     try:
@@ -103,7 +103,7 @@ def test_a_search_that_never_ends_does_not_keep_a_server_from_stopping(
 async def search_under_load(
     url: str | list[str], kill: ServerProcess, **settings: object
 ) -> Counter[FailureKind | None]:
-    """400 searches by 20 callers; the server is killed when a quarter is done. Counts outcomes."""
+    """400 searches by 20 callers; kills the server when a quarter is done, and counts outcomes."""
     outcomes: Counter[FailureKind | None] = Counter()
     async with client_of(url, backoff_s=0.01, cache_size=0, **settings) as client:
 

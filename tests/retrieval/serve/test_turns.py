@@ -7,7 +7,7 @@ from forage.retrieval.serve.turns import QueryResult, QueuedRequest, Speed, Turn
 
 
 def turns_of(turns: Turns, number: int) -> str:
-    """The names of the next requests, each of which has one query less then."""
+    """The names of the next requests, each of which then has one query less."""
     names: list[str] = []
     for asked in islice(turns.of_one_topk(), number):
         names.append(asked.queries[0])

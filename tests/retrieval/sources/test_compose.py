@@ -1,4 +1,4 @@
-"""What is served is put together from the command line's words: each of them changes a result."""
+"""The served source is composed from the command line: each argument changes a result."""
 
 import json
 import shutil
@@ -92,7 +92,7 @@ def test_pages_are_opened_where_there_are_some(index_dir: Path, tmp_path: Path):
 
 
 def test_live_pages_are_those_of_the_web_and_never_of_this_machine(index_dir: Path):
-    """They could be opened by no command: only tests used them."""
+    """No command could open them: only tests used them."""
 
     async def page(_: web.Request) -> web.Response:
         return web.Response(text="secret")

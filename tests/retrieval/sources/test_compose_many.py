@@ -1,4 +1,4 @@
-"""Sources put together for `forage serve`: fused, reranked, recorded; each setting is read."""
+"""Sources combined for `forage serve`: fused, reranked, recorded; each setting has an effect."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ EXACT = OpenOptions(device="cpu", dtype="float32")
 
 @pytest.fixture(scope="module")
 def dense_dir(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Beside ``index_dir``: vectors of the same corpus."""
+    """Vectors of the same corpus, next to ``index_dir``."""
     model = write_encoder(tmp_path_factory.mktemp("m") / "tiny")
     out = tmp_path_factory.mktemp("d") / "dense"
     choice = EncoderChoice(str(model), dtype="float32")
@@ -53,7 +53,7 @@ def settings(*sources: object, **more: Any) -> ServeSettings:
 
 
 def opened(asked: ServeSettings, topk: int = 5) -> tuple[str, str, list[Hit]]:
-    """Name, id and hits of what is served."""
+    """Name, id and hits of the served source."""
     source = open_source(asked)
     try:
         return source.name, source.id, source.search([QUERY], topk)[0]

@@ -107,7 +107,7 @@ def test_each_query_is_fused_with_itself_alone():
 
 
 def test_the_parts_search_at_the_same_time():
-    """Each part waits for the other: one after the other, the barrier would break."""
+    """Each part waits for the other: in sequence, the barrier would break."""
     barrier = threading.Barrier(2, timeout=20)
 
     def answer(_: str) -> str:
@@ -146,7 +146,7 @@ def test_a_fusion_is_a_source_of_its_parts_and_closes_them():
 
 
 def test_two_corpora_whose_ids_collide_are_refused():
-    """Every corpus has an id 0: without a word, the ranks of strangers would be added up."""
+    """Every corpus has an id 0, so the ranks of unrelated passages would silently be added."""
     index = Listed(lambda _: "0", "bm25")
 
     class Other(Listed):
@@ -178,7 +178,7 @@ def test_wrong_settings_are_named(number: int, settings: dict[str, int], complai
 
 
 def test_real_indexes_are_fused(corpus: Path, tmp_path: Path):
-    """Two settings of BM25 over one corpus: real files, real passages."""
+    """Two BM25 settings over one corpus: real files, real passages."""
     for k1 in (0.9, 3.0):
         build_index(corpus, tmp_path / str(k1), k1=k1, show_progress=False)
     parts = [open_index(tmp_path / "0.9"), open_index(tmp_path / "3.0")]

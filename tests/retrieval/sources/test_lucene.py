@@ -1,4 +1,4 @@
-"""A Lucene index that Anserini builds here, by the Java that the extra ``lucene`` installs."""
+"""A Lucene index that Anserini builds here, with the Java that the extra ``lucene`` installs."""
 
 import json
 import math
@@ -30,7 +30,7 @@ Build = Callable[..., Path]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """Index passages, or lines as they are, as the published index was built."""
+    """Indexes passages, or lines unchanged, as the published index was built."""
 
     def make(passages: Sequence[Passage] = PASSAGES, store: Sequence[str] = ("-storeRaw",)) -> Path:
         lines = [json.dumps({"id": p.id, "contents": format_contents(p)}) for p in passages]

@@ -30,7 +30,7 @@ HITS = st.lists(
 
 
 class Library:
-    """A source that answers from a dictionary and counts what it is asked."""
+    """A source that answers from a dictionary and counts its queries."""
 
     name = "library"
     num_passages = None
@@ -56,7 +56,7 @@ def hit(text: str, score: float = 0.1) -> Hit:
 
 
 def bits(found: list[list[Hit]]) -> list[list[tuple[Passage, object, bytes]]]:
-    """Hits with the fields of their lines, and the bits of their scores: 0.0 is not -0.0."""
+    """Hits with the fields of their lines, and the bits of their scores: 0.0 differs from -0.0."""
     return [
         [(h.passage, h.passage.fields, struct.pack("<d", h.score)) for h in hits] for hits in found
     ]
@@ -104,7 +104,9 @@ def test_a_query_that_was_not_recorded_is_an_error_that_says_so(tmp_path: Path):
 
 
 def test_a_longer_answer_serves_shorter_requests_and_the_first_one_stays(tmp_path: Path):
-    """A server joins requests of different topk, so a replay meets others than were recorded."""
+    """A server merges requests with different topk, so a replay sees other requests than the
+    recording.
+    """
     library = {"a": [hit("1"), hit("2"), hit("3")]}
     source = Library(library)
     recorder = Recorder(source, tmp_path / "r.jsonl")
@@ -228,7 +230,7 @@ def test_what_is_no_recording_is_told(tmp_path: Path):
 def test_a_file_of_somebody_else_stays_whole_where_its_last_line_has_no_end(
     tmp_path: Path, text: str
 ):
-    """It was taken for a header that a killed recorder had left unfinished, and emptied."""
+    """It was mistaken for an unfinished header of a killed recorder, and emptied."""
     path = tmp_path / "notes.json"
     path.write_text(text)
     with pytest.raises(UserError, match="is not a recording"):
@@ -249,7 +251,7 @@ def test_a_header_that_was_not_finished_is_written_again(tmp_path: Path, num_byt
 def test_a_disk_without_locks_costs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """It was said that another process writes the recording, and none did."""
+    """The error said that another process writes the recording, which was not true."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

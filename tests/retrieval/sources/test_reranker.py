@@ -28,7 +28,7 @@ def model(model_dir: Path) -> CrossEncoderModel:
 
 
 class CountLetters:
-    """Scores a passage by how often it holds the query; ``nan`` where the query says so."""
+    """Scores a passage by how often it contains the query; ``nan`` if the query says so."""
 
     id = "letters"
 
@@ -46,7 +46,7 @@ def ids(source: Source, query: str, topk: int = 99) -> list[str]:
 
 
 def plain_scores(model_dir: Path, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """The logits by plain transformers, one pair at a time, without padding."""
+    """The logits from plain transformers, one pair at a time, without padding."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForSequenceClassification.from_pretrained(model_dir).eval()
     with torch.inference_mode():
@@ -93,7 +93,7 @@ def test_a_reranked_search_is_the_retrieved_passages_in_the_order_of_the_scores(
 
 
 def test_each_query_meets_its_own_passages_only_and_all_pairs_travel_together():
-    """Search-R1's server read every query with every other query's passages."""
+    """Search-R1's server paired every query with every other query's passages."""
     model = CountLetters()
     source = Reranked(Listed({"x": "ab", "y": "", "z": "c"}.__getitem__), model)
     source.search(["x", "y", "z"], 3)
@@ -169,7 +169,7 @@ def test_the_settings_of_the_model_change_its_scores(model: CrossEncoderModel, m
 
 
 def test_other_weights_in_the_same_directory_are_another_model(tmp_path: Path):
-    """A recording gave the old model's order for the new one."""
+    """A recording returned the old model's order for the new one."""
     save_cross_encoder(tmp_path / "m")
     before = CrossEncoderModel(str(tmp_path / "m"), device="cpu").id
     assert CrossEncoderModel(str(tmp_path / "m"), device="cpu").id == before

@@ -1,4 +1,4 @@
-"""A local Ray of two processors, started once: about half a minute."""
+"""A local Ray with two processors, started once: about half a minute."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 class Troubled:
-    """An application in the place of the shards: it refuses, or takes for ever."""
+    """An application in place of the shards that refuses, or never answers."""
 
     def describe(self) -> list[ShardInfo]:
         return [ShardInfo("d", "bm25", "id", 1, "scale", None)]
@@ -54,7 +54,7 @@ def test_without_a_cluster_the_command_that_starts_one_is_named(
 
 
 def process_of(replica: str) -> int:
-    """The process, among our own children and theirs, that Ray has named after a replica."""
+    """The process among our descendants that Ray has named after a replica."""
     found: list[int] = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # a zombie too

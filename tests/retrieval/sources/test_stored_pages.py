@@ -34,7 +34,7 @@ def page(url: str, contents: str = "text") -> dict[str, str]:
 
 
 def written(text: str) -> str:
-    """What JSON over UTF-8 can hold of a text."""
+    """The text as far as JSON in UTF-8 can represent it."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -43,7 +43,7 @@ def written(text: str) -> str:
 def test_every_address_gives_the_last_page_that_stands_under_it(
     rows: list[tuple[str, str]], is_gzip: bool, ends_with_a_line_break: bool
 ):
-    """The obvious store: one dictionary, as the originals keep it."""
+    """The obvious store: one dictionary, as in the originals."""
     expected = {page_key(url): Page(url=written(url), contents=written(c)) for url, c in rows}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pages.jsonl"

@@ -1,4 +1,4 @@
-"""Rate and time left, by a clock that the test turns."""
+"""Rate and remaining time, with a clock controlled by the test."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Damage to the files of an index: found when it is opened, or while it is searched."""
+"""Damage to the files of an index: found when it is opened, or during a search."""
 
 import gzip
 import json
@@ -47,7 +47,7 @@ Damage = Callable[[Path], None]
 
 
 def flip(path: Path) -> None:
-    """Another byte in the middle; size and time of the file stay."""
+    """Changes a byte in the middle, keeping the file's size and time."""
     data, times = bytearray(path.read_bytes()), path.stat()
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)
@@ -79,7 +79,7 @@ def test_every_file_of_an_index_is_in_its_manifest(built: dict[str, Path], kind:
 def test_damage_to_any_file_is_found_when_the_index_is_opened(
     built: dict[str, Path], tmp_path: Path, kind: str, damage: Damage
 ):
-    """Overwritten arrays of a BM25 index gave wrong passages with status 200."""
+    """Overwritten arrays of a BM25 index returned wrong passages with status 200."""
     for path in files_of(built[kind]):
         copy = tmp_path / path.name
         shutil.copytree(built[kind], copy)
@@ -164,7 +164,7 @@ def test_an_index_of_before_is_opened_and_said_to_have_no_checksums(
 def test_a_file_that_is_cut_while_it_is_mapped_ends_searches(
     built: dict[str, Path], tmp_path: Path
 ):
-    """The kernel gives zeros for what is missing of a page: no error, other passages."""
+    """The kernel returns zeros for the missing part of a page: no error, but other passages."""
     copy = Path(shutil.copytree(built["bm25"], tmp_path / "copy"))
     with open_index(copy) as index:
         assert index.search(["word3"], 1)
@@ -175,7 +175,7 @@ def test_a_file_that_is_cut_while_it_is_mapped_ends_searches(
 
 
 def test_pages_whose_file_is_cut_while_it_is_mapped_are_a_typed_failure(tmp_path: Path):
-    """The kernel ended the process (SIGBUS), and with it the search server."""
+    """The kernel ended the process (SIGBUS), and the search server with it."""
     path = tmp_path / "pages.jsonl"
     line = '{"url": "http://a.org/%d", "contents": "a page"}\n'
     path.write_text("".join(line % number for number in range(1000)))

@@ -1,4 +1,4 @@
-"""Indexes of vectors from a corpus file: built, cut short, gone on with, opened, refused."""
+"""Vector indexes from a corpus file: built, interrupted, resumed, opened, refused."""
 
 import json
 import os
@@ -191,7 +191,7 @@ class _Killed(Exception):
 
 
 def cut_short(texts: Path, out: Path, build_: DenseBuild, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave a build behind whose vectors are all there."""
+    """Leaves a build that has all its vectors but is unfinished."""
 
     def fail(*_: object) -> None:
         raise _Killed
@@ -250,8 +250,9 @@ def test_another_corpus_does_not_go_on_with_an_unfinished_build(
 def test_a_refused_corpus_does_not_take_the_place_of_the_one_that_is_gone_on_with(
     texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The copy of the corpus was that of the refused one, and the next build did not look at it:
-    its index had the vectors of the one and the passages of the other."""
+    """The copied corpus was the refused one, and the next build did not check it: its index had the
+    vectors of one corpus and the passages of the other.
+    """
     out, other = tmp_path / "i", tmp_path / "other.jsonl"
     cut_short(texts, out, settings(model), monkeypatch)
     write_corpus(other, [replace(passage, text="another") for passage in PASSAGES])
@@ -265,8 +266,9 @@ def test_a_refused_corpus_does_not_take_the_place_of_the_one_that_is_gone_on_wit
 def test_vectors_that_nobody_knows_the_encoder_of_are_made_again(
     texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A build that was killed just before its end had no state any more, and another encoder went
-    on with its vectors."""
+    """A build killed just before its end had lost its state, and another encoder continued with its
+    vectors.
+    """
     out, faiss = tmp_path / "i", PqSettings(code_bytes=4)
     cut_short(texts, out, settings(model, faiss), monkeypatch)
     (tmp_path / ".i.partial" / "state.json").unlink()
@@ -285,7 +287,7 @@ def test_a_build_that_is_killed_while_its_files_are_summed_goes_on_with_its_vect
     monkeypatch: pytest.MonkeyPatch,
     faiss: FaissSettings,
 ):
-    """They had been removed before, and sums of a large index take minutes."""
+    """They used to be removed first, and hashing a large index takes minutes."""
 
     def fail(*_: object, **__: object) -> None:
         raise _Killed
@@ -305,7 +307,7 @@ def test_a_build_that_is_killed_while_its_files_are_summed_goes_on_with_its_vect
 def test_an_open_choice_of_numbers_stays_that_of_the_unfinished_build(
     texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The measurement may come out otherwise the next time, and vectors of one build must agree."""
+    """The measurement may differ the next time, but the vectors of one build must agree."""
     for dtype in ("float32", "bfloat16"):
         out = tmp_path / dtype
         cut_short(texts, out, DenseBuild(EncoderChoice(str(model), dtype=dtype)), monkeypatch)
@@ -421,7 +423,7 @@ def test_one_build_at_a_time(texts: Path, model: Path, tmp_path: Path):
 def test_passages_longer_than_the_encoder_reads_are_counted_or_refused(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """They lost nine tenths of their text without a word. The encoder reads a token a letter."""
+    """They silently lost nine tenths of their text. The encoder reads one token per letter."""
     short, long = Passage("short", "", "ada"), Passage("long", "", "x" * 600)
     write_corpus(tmp_path / "c.jsonl", [short, long, Passage("full", "", "y" * 62)])
     build(tmp_path / "c.jsonl", tmp_path / "i", settings(model))

@@ -1,4 +1,4 @@
-"""The dense backend over real FAISS indexes: its contract, its second look, wrong vectors."""
+"""The dense backend over real FAISS indexes: its contract, re-scoring, wrong vectors."""
 
 from pathlib import Path
 
@@ -129,7 +129,7 @@ def test_scores_of_a_second_look_are_exact_inner_products(tmp_path: Path):
 
 
 def test_rows_of_minus_one_are_left_out(tmp_path: Path):
-    """FAISS fills up with -1 where the lists that it looks into hold fewer rows than asked for."""
+    """FAISS pads with -1 if the searched lists contain fewer rows than requested."""
     backend = open_backend(tmp_path, IvfSettings(lists=60, probes=1), kept=False)
     [found] = backend.search(["engine"], 50)
     assert 0 < len(found) < 50

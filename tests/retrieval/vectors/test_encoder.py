@@ -1,4 +1,4 @@
-"""What belongs to an encoder without loading one: texts, prefixes, families, wrong vectors."""
+"""What is known of an encoder without loading it: texts, prefixes, families, wrong vectors."""
 
 from collections.abc import Callable, Sequence
 

@@ -21,7 +21,7 @@ def texts(language: str) -> list[str]:
 
 
 def tokens_of(letters: float, unknown: float = 0.0) -> Callable[[Sequence[str]], tuple[int, int]]:
-    """A tokenizer of so many letters a token, of which this part is unknown."""
+    """A tokenizer with this many letters per token, and this share of unknown tokens."""
 
     def count(texts: Sequence[str]) -> tuple[int, int]:
         num_tokens = round(sum(c.isalpha() for text in texts for c in text) / letters)
@@ -64,7 +64,7 @@ def test_a_few_passages_of_another_script_are_left_to_chance():
 def test_an_index_by_an_english_encoder_over_another_script_is_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, language: str, is_said: bool
 ):
-    """MiniLM's recall@3 on Arabic was 0.02, and the build said nothing."""
+    """MiniLM's recall@3 on Arabic was 0.02, and the build gave no warning."""
     corpus, model = tmp_path / "c.jsonl", write_plain(tmp_path / "model")
     passages = (Passage(f"p{row}", "", text) for row, text in enumerate(texts(language)))
     write_corpus(corpus, passages)

@@ -1,4 +1,6 @@
-"""A corpus to vectors on disk: every row its own, whatever is resumed or shared out."""
+"""A corpus to vectors on disk: every row has its own vector, however the work is resumed
+or shared.
+"""
 
 import threading
 import tracemalloc
@@ -81,7 +83,9 @@ def test_shards_that_are_there_are_not_encoded_again(store: CorpusStore, vectors
 
 
 def test_several_encoders_work_at_the_same_time(store: CorpusStore, vectors: VectorShards):
-    """Each waits in its first call until the other has begun one: alone, it would wait for ever."""
+    """Each waits in its first call until the other has started one: alone, it would wait
+    for ever.
+    """
     both = threading.Barrier(2, timeout=60)
 
     class Waiting(WordEncoder):
@@ -117,7 +121,7 @@ def test_an_error_of_one_encoder_ends_the_others(store: CorpusStore, vectors: Ve
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most that Python and numpy held while it ran, above what they held before."""
+    """The peak of Python's and numpy's memory during the run, above the level before."""
     tracemalloc.start()
     work()
     _, peak = tracemalloc.get_traced_memory()
@@ -126,10 +130,10 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
-    """Sixteen shards take what four take: to encode them, and to write them as a flat index.
+    """Sixteen shards take as much as four: to encode them, and to write them as a flat index.
 
-    Held to bytes and not to a ratio: some 20 kB of Python's own come and go, while the 1,200 rows
-    more are 154 kB in float16 and twice that in float32.
+    The limit is in bytes, not a ratio: some 20 kB of Python's own vary, while 1,200 more rows are
+    154 kB in float16 and twice that in float32.
     """
     encoding: list[int] = []
     indexing: list[int] = []

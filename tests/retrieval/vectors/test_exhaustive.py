@@ -1,4 +1,4 @@
-"""Searching by blocks against one product over all rows in float64."""
+"""Block-wise search compared with one product over all rows in float64."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""An index on GPUs: on real ones where there are any, and the division among them everywhere.
+"""An index on GPUs: on real ones if available, and the split among them everywhere.
 
-Without a GPU, FAISS's own CPU index stands for the part that lies on each; the division, the
-numbering of the rows and the merge are FAISS's real ones.
+Without a GPU, FAISS's own CPU index replaces each GPU's part; the split, the row numbers and the
+merge are FAISS's real ones.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ NUM_GPUS = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
 
 @dataclass(frozen=True)
 class Part:
-    """What was put on a GPU."""
+    """The part placed on a GPU."""
 
     gpu: int
     is_float16: bool
@@ -39,7 +39,7 @@ class Part:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
-    """Four GPUs by the names that FAISS gives them; the parts that were put there."""
+    """Four GPUs by the names that FAISS uses; the parts placed on them."""
     made: list[Part] = []
 
     def flat(_: object, dimension: int, metric: int, config: Any) -> Any:

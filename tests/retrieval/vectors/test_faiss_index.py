@@ -1,4 +1,4 @@
-"""Each kind of FAISS index: built from shards, mapped, searched, checked against brute force."""
+"""Each kind of FAISS index: built from shards, mapped, searched, compared with brute force."""
 
 import os
 from pathlib import Path

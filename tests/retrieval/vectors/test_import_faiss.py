@@ -1,4 +1,4 @@
-"""Indexes that others built: taken over where their vectors are the encoder's, else refused."""
+"""Indexes built elsewhere are adopted if their vectors are the encoder's, and refused otherwise."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ def vectors_of(choice: EncoderChoice, template: str = '"{title}"\n{text}') -> np
 
 
 def write_index(path: Path, vectors: np.ndarray, factory: str = "Flat", l2: bool = False) -> Path:
-    """As another program's index builder writes it."""
+    """In the format of another program's index builder."""
     metric = faiss.METRIC_L2 if l2 else faiss.METRIC_INNER_PRODUCT
     index = faiss.index_factory(vectors.shape[1], factory, metric)
     if isinstance(index, faiss.IndexPQ):
@@ -104,7 +104,7 @@ def test_one_file_is_linked_and_not_copied(texts: Path, model: Path, tmp_path: P
 def test_the_parts_of_an_index_are_joined_in_the_order_given(
     texts: Path, model: Path, tmp_path: Path
 ):
-    """The published E5 index comes as part_aa and part_ab, which its users concatenate."""
+    """The published E5 index consists of part_aa and part_ab, which its users concatenate."""
     content = write_index(tmp_path / "whole", vectors_of(choose(model))).read_bytes()
     parts = [tmp_path / "part_aa", tmp_path / "part_ab"]
     parts[0].write_bytes(content[:10_001])

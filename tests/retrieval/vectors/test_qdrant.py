@@ -1,4 +1,4 @@
-"""Qdrant, embedded for real; a server's side over gRPC against a stand-in that is not Qdrant."""
+"""Qdrant, embedded for real; the server's side over gRPC with a stand-in that is not Qdrant."""
 
 import math
 import signal
@@ -26,7 +26,7 @@ VECTORS_BD = np.random.default_rng(0).normal(size=(NUM_ROWS, DIMENSION)).astype(
 
 
 class Numbered:
-    """Encodes "7" as vector 7 plus a little of vector 8; "nan" as no number."""
+    """Encodes "7" as vector 7 plus a little of vector 8; "nan" as not-a-number."""
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         nan = np.full(DIMENSION, math.nan, np.float32)
@@ -125,7 +125,7 @@ def test_a_query_that_is_not_a_number_is_an_error(built: Path):
 
 
 def test_a_build_that_was_killed_goes_on_without_encoding_again(tmp_path: Path):
-    """kill -9 in the middle of a batch; the next build asks only for what is missing."""
+    """kill -9 in the middle of a batch; the next build only requests what is missing."""
     program = f"""
 import os, signal, sys
 import numpy as np
@@ -344,7 +344,7 @@ def test_a_build_waits_for_the_graph_and_says_why_there_is_none(fake: FakeQdrant
 
 
 def test_a_graph_that_a_server_does_not_get_on_with_is_not_waited_for_without_end(fake: FakeQdrant):
-    """A server whose optimizer hung, or that waits after a restart, held the build up for ever."""
+    """A server whose optimizer hung, or that waits after a restart, blocked the build for ever."""
     collection = collection_in(fake.url)
     build_qdrant(collection, 10, vectors)
     fake.statuses = [proto.Yellow] * 100

@@ -1,4 +1,4 @@
-"""A Qdrant index that somebody else made runs nothing when it is opened."""
+"""A stranger's Qdrant index runs no code when it is opened."""
 
 import json
 import pickle

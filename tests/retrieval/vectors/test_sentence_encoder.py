@@ -1,4 +1,6 @@
-"""Encoders through sentence-transformers, on tiny real models, against transformers by hand."""
+"""Encoders through sentence-transformers, on tiny real models, compared with transformers
+by hand.
+"""
 
 import json
 from collections.abc import Callable
@@ -78,7 +80,7 @@ def test_own_files_go_before_the_family(tmp_path: Path):
 
 
 def test_prefixes_come_from_the_family_where_the_files_have_none(tmp_path: Path):
-    """E5's models name their pooling in their files, and their prefixes only in their README."""
+    """E5's models define their pooling in their files, and their prefixes only in their README."""
     path = write_encoder(tmp_path / "e5-tiny-v2", prompts={"query": "", "document": ""})
     encoder = tiny(path)
     assert (encoder.spec.query_prefix, encoder.spec.passage_prefix) == ("query: ", "passage: ")
@@ -154,7 +156,7 @@ def test_vectors_have_unit_length_in_float32_also_from_bfloat16(tmp_path: Path):
 def test_few_queries_are_encoded_in_float32_where_that_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A lone client waited a fifth longer in bfloat16, which pays for batches only."""
+    """A single client waited a fifth longer in bfloat16, which only speeds up batches."""
     path = write_encoder(tmp_path / "m")
 
     def take_bfloat16(_: object, switch: Callable[[], None]) -> bool:
@@ -212,7 +214,7 @@ def test_other_weights_and_another_vocabulary_have_another_fingerprint(tmp_path:
 
 
 def write_dpr(path: Path, kind: type, seed: int) -> torch.nn.Module:
-    """A DPR encoder as it is published; gives the model for its own pooled output."""
+    """A DPR encoder in the published format; gives the model for its own pooled output."""
     torch.manual_seed(seed)
     values = bert_config().to_dict() | {"model_type": "dpr"}
     model = kind(transformers.DPRConfig.from_dict(values)).eval()
@@ -222,7 +224,7 @@ def write_dpr(path: Path, kind: type, seed: int) -> torch.nn.Module:
 
 
 def test_dpr_has_one_encoder_for_passages_and_another_for_questions(tmp_path: Path):
-    """Loaded plainly, the passage encoder silently gets random weights: found with a tiny one."""
+    """Loaded plainly, the passage encoder silently gets random weights, as a tiny one showed."""
     passages = write_dpr(tmp_path / "dpr-ctx_encoder-x", transformers.DPRContextEncoder, 1)
     questions = write_dpr(tmp_path / "dpr-question_encoder-x", transformers.DPRQuestionEncoder, 2)
     encoder = tiny(tmp_path / "dpr-ctx_encoder-x")
@@ -243,7 +245,7 @@ def test_dpr_has_one_encoder_for_passages_and_another_for_questions(tmp_path: Pa
 
 
 class _Table(torch.nn.Module):
-    """A transformer's place taken by a table: each token's state does not depend on the others."""
+    """A table instead of a transformer: each token's state does not depend on the others."""
 
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__()
@@ -254,7 +256,7 @@ class _Table(torch.nn.Module):
 
 
 def write_onnx(path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """``onnx/model.onnx`` beside a tiny model; gives its table of token states."""
+    """Writes ``onnx/model.onnx`` next to a tiny model; returns its table of token states."""
     from torch.onnx._internal.torchscript_exporter import onnx_proto_utils
 
     # The last step of the exporter adds functions of onnxscript: it needs that package, we do not.
@@ -317,7 +319,7 @@ def test_a_model_that_is_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_file_that_the_hub_does_not_give_is_not_taken_for_one_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A hub that was too busy for a model's prompts made its family's out of them."""
+    """If a hub was too busy to send a model's prompts, its family's prompts were used instead."""
     path = write_encoder(tmp_path / "m")
 
     def busy(model: str, name: str, **_: object) -> str:

@@ -1,4 +1,4 @@
-"""Vectors on disk: exact within their numbers, whole or not there."""
+"""Vectors on disk: exact within their precision, and complete or absent."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ def page(body: str) -> Fetched:
 
 
 def children() -> set[int]:
-    """The processes that find texts."""
+    """The processes that extract texts."""
     found: set[int] = set()
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
@@ -65,7 +65,7 @@ async def test_a_process_is_kept_for_the_next_page(make_extraction: MakeExtracti
 async def test_a_page_that_outlives_its_time_ends_with_its_process(
     make_extraction: MakeExtraction,
 ):
-    """It went on in a thread that nothing could end, for a minute after everybody had left."""
+    """It continued in a thread that nothing could end, for a minute after all clients had left."""
     extraction = make_extraction(timeout_s=0.3)
     await extraction.start()
     first = children()

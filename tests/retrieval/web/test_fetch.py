@@ -17,7 +17,7 @@ LOOPBACK = AddressGuard(allowed_networks=["127.0.0.0/8"], allowed_ports=None)
 
 
 class Names(AbstractResolver):
-    """Answers each look-up of a name with the next of its addresses (the last one for ever)."""
+    """Answers each look-up of a name with its next address (repeating the last one)."""
 
     def __init__(self, addresses: dict[str, list[str]]) -> None:
         self.looked_up: list[str] = []
@@ -43,7 +43,7 @@ MakeFetcher = Callable[..., Fetcher]
 
 @pytest.fixture
 async def make_fetcher() -> AsyncIterator[MakeFetcher]:
-    """Fetchers that may read from this machine, closed at the end."""
+    """Fetchers that may read from this machine; closed at the end."""
     made: list[Fetcher] = []
 
     def make(
@@ -109,7 +109,7 @@ async def test_by_default_this_machine_is_not_fetched_however_it_is_spelt(
 async def test_what_can_never_be_fetched_is_no_temporary_failure(
     make_fetcher: MakeFetcher, url: str
 ):
-    """Odd spellings counted as temporary failures and were asked again."""
+    """Odd spellings counted as temporary failures and were retried."""
     with pytest.raises(FetchError) as failure:
         await make_fetcher().fetch(url, 30)
     assert not failure.value.is_temporary
@@ -118,7 +118,7 @@ async def test_what_can_never_be_fetched_is_no_temporary_failure(
 async def test_a_host_without_a_secure_connection_is_not_asked_again(
     make_fetcher: MakeFetcher, pages: WebServer
 ):
-    """One page with a bad certificate failed a request for twenty, however often it was asked."""
+    """One page with a bad certificate failed a request for twenty, however often it was retried."""
     with pytest.raises(FetchError, match="no secure connection") as failure:
         await make_fetcher().fetch(pages.url.replace("http:", "https:"), 30)
     assert not failure.value.is_temporary
@@ -171,7 +171,7 @@ async def test_a_name_that_leads_inside_is_not_fetched(make_fetcher: MakeFetcher
 async def test_a_redirect_leads_nowhere_inside(
     make_fetcher: MakeFetcher, pages: WebServer, target: str, status: int
 ):
-    """127.0.0.1 plays the public machine here; every other address keeps its meaning."""
+    """127.0.0.1 represents a public machine here; every other address keeps its meaning."""
     pages.behaviour = replies("", status, Location=target)
     names = Names({"public.example": ["127.0.0.1"], "inside.example": ["192.168.7.7"]})
     guard = AddressGuard(allowed_networks=["127.0.0.1"], allowed_ports=None)
@@ -183,7 +183,7 @@ async def test_a_redirect_leads_nowhere_inside(
 async def test_a_name_that_changes_its_address_gets_nobody_inside(
     make_fetcher: MakeFetcher, pages: WebServer
 ):
-    """DNS rebinding: whatever the second look-up says is checked where it is connected to."""
+    """DNS rebinding: the result of the second look-up is checked when connecting to it."""
     names = Names({"rebinding.example": ["127.0.0.1", "127.0.0.2"]})
     guard = AddressGuard(allowed_networks=["127.0.0.1"], allowed_ports=None)
     fetcher = make_fetcher(guard=guard, resolver=names)

@@ -1,4 +1,4 @@
-"""The replies are cut down from what the providers document."""
+"""Replies abridged from those in the providers' documentation."""
 
 import json
 from typing import Any

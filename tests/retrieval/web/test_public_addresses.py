@@ -101,7 +101,7 @@ SPELLINGS = """
     "host", [*SPELLINGS, "exa mple.org", "a" * 64 + ".org", ".".join(["a" * 60] * 5), "8.8\t.8.8"]
 )
 def test_an_odd_spelling_of_a_host_is_refused_before_it_is_looked_up(host: str):
-    """They went to the resolver, whose failure counted as temporary and was asked again."""
+    """They were sent to the resolver, whose failure counted as temporary and was retried."""
     with pytest.raises(ValueError, match="host|number|zone"):
         AddressGuard(allowed_ports=None).check_url(f"http://{host}/")
 
@@ -119,7 +119,7 @@ def test_what_is_let_through_is_global_for_python_too(address: IPv4Address | IPv
 
 
 def _is_global(address: IPv4Address | IPv6Address) -> bool:
-    """Python says nothing of what a translated address leads to."""
+    """Python does not check which address a translated one leads to."""
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if address in ip_network("64:ff9b::/96"):

@@ -46,7 +46,7 @@ def provider() -> Iterator[WebServer]:
 
 @pytest.fixture
 def open_source(provider: WebServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenSource]:
-    """Sources that ask the test's own provider, fast and without retries unless told otherwise."""
+    """Sources that use the test's provider, fast and without retries unless set otherwise."""
     monkeypatch.setattr("forage.retrieval.web.web_source._FIRST_BACKOFF_S", 0.001)
     opened: list[WebSource] = []
 
@@ -150,7 +150,7 @@ def test_an_empty_query_finds_nothing_and_costs_nothing(
 def test_when_one_query_fails_the_others_answers_are_kept_and_cost_nothing_again(
     open_source: OpenSource, provider: WebServer
 ):
-    """What a provider says in plain text was once kept from the user, unlike JSON."""
+    """A provider's plain-text message was not shown to the user, unlike JSON."""
     provider.behaviour = faulty_for("bad", replies("oops", 500))
     source = open_source("usd_per_request=0.5")
     error = failure_of(source, "a", "bad", "b")
@@ -169,7 +169,7 @@ def test_when_one_query_fails_the_others_answers_are_kept_and_cost_nothing_again
 def test_a_refused_query_leaves_its_companions_for_the_asking(
     open_source: OpenSource, provider: WebServer
 ):
-    """A server that splits a refused batch pays nothing more, and asks for nothing in vain."""
+    """A server that splits a refused batch pays nothing more and sends no useless request."""
     provider.behaviour = faulty_for("bad", replies('{"message": "No such words."}', 400))
     source = open_source()
     error = failure_of(source, "a", "bad", "b")
@@ -265,7 +265,7 @@ JUNK = [
 def test_a_provider_that_answers_junk_is_paid_twice_and_then_left_alone(
     open_source: OpenSource, provider: WebServer, fault: Handler, name: str
 ):
-    """It was asked until the deadline, and again by each client that came back: 10 payments."""
+    """It was retried until the deadline, and by each client that returned: 10 payments."""
     provider.behaviour = fault
     source = open_source("max_retries=9", "usd_per_request=0.5", name=name)
     for _ in range(3):
@@ -291,7 +291,7 @@ def test_junk_once_is_asked_again_and_without_retries_kept_for_a_minute(
 def test_a_provider_that_is_away_for_a_while_costs_no_search(
     provider: WebServer, monkeypatch: pytest.MonkeyPatch
 ):
-    """Two retries were used up in two seconds of a deadline of 25."""
+    """Two retries were used up in two seconds of a 25-second deadline."""
     monkeypatch.setattr("forage.retrieval.web.web_source._FIRST_BACKOFF_S", 0.001)
     monkeypatch.setenv(PROVIDERS["serper"].plan.key_variable, KEY)
     provider.behaviour = fails_first(12, replies("", 503))
@@ -302,9 +302,9 @@ def test_a_provider_that_is_away_for_a_while_costs_no_search(
 
 
 def test_a_provider_that_asks_for_time_gets_it(open_source: OpenSource, provider: WebServer):
-    """Until then nobody's query leaves, so a batch does not hammer a provider that is full.
+    """Until then no query is sent, so a batch does not hammer an overloaded provider.
 
-    It gets no more than leaves each query a turn: a word of 99999999 s once ended all searches.
+    The pause leaves time for each query: a value of 99999999 s had ended all searches.
     """
     provider.behaviour = replies("", 429, Retry_After="99999999")
     source = open_source("max_concurrent=1", "timeout_s=1", "deadline_s=1.5", "max_retries=9")
@@ -374,7 +374,7 @@ def test_the_key_is_in_no_log_no_error_and_no_ledger(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ):
-    """Providers repeat the key in what they refuse; addresses and their errors hold it too."""
+    """Providers repeat the key in refusals; addresses and their errors contain it as well."""
     caplog.set_level(logging.DEBUG)
     said: list[str] = []
     echo = f'{{"error": {{"message": "Key {KEY} or {KEY.replace("/", "%2F")} is bad"}}}}'
@@ -402,7 +402,7 @@ def test_the_key_is_in_no_log_no_error_and_no_ledger(
 
 
 def with_pages(provider: WebServer, pages: WebServer) -> None:
-    """Let the provider name pages of ``pages``."""
+    """Makes the provider return URLs of ``pages``."""
 
     async def behaviour(request: web.Request) -> web.Response:
         query = (await request.json())["q"]

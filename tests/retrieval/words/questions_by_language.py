@@ -1,6 +1,6 @@
-"""A dozen passages in each of seven languages, each with a question, written for these tests.
+"""A dozen passages in each of seven languages, with one question each, written for these tests.
 
-A question asks in other forms of the words (another case, number or tense), as people do.
+A question uses other forms of the words (another case, number or tense), as people do.
 """
 
 QUESTIONS = {

@@ -26,7 +26,7 @@ def build(directory: Path, texts: Sequence[str], k1: float = 0.9, b: float = 0.4
 
 
 def lucene_bm25(texts: Sequence[str], query: str, k1: float, b: float) -> list[float]:
-    """Lucene's BM25 with loops: one score a text."""
+    """Lucene's BM25 with loops: one score per text."""
     documents = [tokenize(text) for text in texts]
     mean_length = sum(len(document) for document in documents) / len(documents)
     scores = []
@@ -122,7 +122,7 @@ def test_a_damaged_index_is_refused(tmp_path: Path):
 
 
 def test_a_large_skewed_corpus_is_searched_as_if_every_row_were_scored(tmp_path: Path):
-    """Words as common as in text, so that most columns are looked up and not added up; and ties."""
+    """Words as common as in text, so that most columns are looked up, not added up; and ties."""
     rng = random.Random(0)
     words = [f"w{n}" for n in range(300)]
     weights = [1 / (n + 1) for n in range(300)]
