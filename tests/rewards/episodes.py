@@ -1,4 +1,4 @@
-"""Finished episodes for the reward tests, written as short lists of what the policy sampled."""
+"""Finished episodes for the reward tests, written as short lists of the policy's texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_episode(
     observation: str = OBSERVATION,
     status: Status | None = None,
 ) -> Episode:
-    """An episode of these turns; answered when the last one is an answer."""
+    """An episode of these turns; answered if the last one is an answer."""
     turns = tuple(make_turn(text, observation) for text in sampled)
     is_answered = bool(turns) and turns[-1].kind is ActionKind.ANSWER
     return Episode(

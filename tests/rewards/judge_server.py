@@ -1,4 +1,4 @@
-"""A real HTTP server that talks like an OpenAI-compatible endpoint, with faults on demand."""
+"""A real HTTP server like an OpenAI-compatible endpoint, with faults on demand."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aiohttp import web
 
 @dataclass
 class JudgeServer:
-    """``replies`` go out one a request, and the last one for ever.
+    """Sends one of ``replies`` per request, repeating the last one.
 
-    A reply is a text, an HTTP status (optionally with a body), bytes as they are, or None: never.
+    A reply is a text, an HTTP status (optionally with a body), raw bytes, or None for no reply.
     """
 
     replies: list[Any]
@@ -58,7 +58,7 @@ class JudgeServer:
 
 @asynccontextmanager
 async def judge_server(*replies: Any) -> AsyncIterator[JudgeServer]:
-    """The server at ``/v1/chat/completions`` of a free port."""
+    """The server at ``/v1/chat/completions`` on a free port."""
     server = JudgeServer(list(replies))
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.handle)

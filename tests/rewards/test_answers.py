@@ -73,7 +73,7 @@ def test_matches_worked_by_hand(
 
 @pytest.mark.parametrize("golden", ["The", "...", "a", "", "?!"])
 def test_a_golden_answer_that_normalises_to_nothing_matches_by_raw_equality_alone(golden: str):
-    """The originals compare normalised texts, so an empty prediction won against "The"."""
+    """The originals compare normalised texts, so an empty prediction matched "The"."""
     for prediction in ("an", " ", "the ...", "anything", "tiber"):
         assert not exact_match(prediction, [golden])
         assert not cover_match(prediction, [golden])
@@ -121,7 +121,7 @@ def test_a_further_golden_answer_never_lowers_a_match(prediction: str, other: st
     ],
 )
 def test_yes_no_and_noanswer_count_only_whole(prediction: str, golden: str, f1: float):
-    """HotpotQA and FlashRAG score so; "yes it is" for "yes" earned half a point."""
+    """As HotpotQA and FlashRAG do; "yes it is" for "yes" earned half a point."""
     assert f1_score(prediction, [golden]) == pytest.approx(f1)
 
 
@@ -144,7 +144,7 @@ def test_yes_no_and_noanswer_count_only_whole(prediction: str, golden: str, f1: 
 def test_a_cover_match_is_one_of_whole_words_and_the_originals_of_letters(
     prediction: str, golden: list[str], cover: bool, substring: bool
 ):
-    """ "no" was found in "unknown", "1" in "21", and a list of guesses was paid."""
+    """ "no" was found in "unknown", "1" in "21", and a list of guesses was rewarded."""
     assert cover_match(prediction, golden) is cover
     assert substring_match(prediction, golden) is substring
 

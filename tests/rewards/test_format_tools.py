@@ -1,4 +1,4 @@
-"""The form of native tool calls, on episodes that each family's own chat template frames."""
+"""The format of native tool calls, in episodes framed by each family's own chat template."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def call_of(name: Name) -> str:
 
 
 async def played(name: Name, *turns: str) -> Episode:
-    """A whole episode of these turns; ``CALL`` in them is a call as the family writes it."""
+    """A whole episode of these turns; ``CALL`` in them is a call in the family's syntax."""
     config = EnvironmentConfig.model_validate(
         {
             "protocol": "tools",

@@ -1,4 +1,4 @@
-"""The judge against a real HTTP server: verdicts, the cache, retries, deadlines, and the key."""
+"""The judge with a real HTTP server: verdicts, the cache, retries, deadlines, and the key."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ async def ask(judge: Judge, answer: str = "the river Tiber") -> bool | RemoteFai
     ],
 )
 async def test_the_word_that_opens_a_reply_is_the_verdict(reply: str, verdict: bool):
-    """The last "yes" or "no" decided: "No, because the golden answer is "yes"." was paid."""
+    """The last "yes" or "no" decided: "No, because the golden answer is "yes"." was rewarded."""
     async with judge_and_server(reply) as (judge, server):
         assert await ask(judge) is verdict
         assert len(server.requests) == 1
@@ -90,7 +90,7 @@ async def test_a_reply_that_opens_with_no_verdict_is_a_typed_failure(reply: str)
 
 
 async def test_a_cached_reply_without_a_verdict_is_asked_for_again(tmp_path: Path):
-    """Older versions cached replies whose last word decided; read as a "no", they were wrong."""
+    """Older versions cached replies whose last word decided; reading them as "no" was wrong."""
     cache = tmp_path / "judge.sqlite"
     async with judge_and_server("yes", cache=cache) as (judge, server):
         assert await ask(judge) is True
@@ -221,7 +221,7 @@ async def test_a_cache_that_takes_no_more_is_warned_about_once_and_costs_no_verd
 async def test_a_cache_that_breaks_meanwhile_costs_no_verdict(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """It once ended the run with SQLite's error."""
+    """It ended the run with SQLite's error."""
     path = tmp_path / "c.sqlite"
     async with judge_and_server("yes", cache=path) as (judge, _):
         with sqlite3.connect(path) as other:
@@ -286,7 +286,7 @@ async def test_a_server_that_never_replies_is_a_timeout_within_the_deadline():
 
 
 async def test_a_server_that_is_not_there_is_unavailable():
-    """It was once counted as refused, as if the server had said no."""
+    """It was counted as refused, as if the server had replied."""
     judge = Judge(
         JudgeConfig(url="http://127.0.0.1:9/v1", cache=None, max_retries=1), first_pause_s=0.001
     )

@@ -1,4 +1,4 @@
-"""Settings of the reward that contradict each other are refused, and those at the edge are not."""
+"""Reward settings that contradict each other are refused; borderline ones are not."""
 
 from typing import Any
 

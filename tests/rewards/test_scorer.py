@@ -1,4 +1,4 @@
-"""Rewards of the user's own: found, called with the episode, weighed, and blamed by name."""
+"""A user's rewards: found, called with the episode, weighted, and named in errors."""
 
 import asyncio
 import sys
@@ -176,7 +176,7 @@ def test_a_path_that_leads_nowhere_is_refused_at_the_start(path: str, complaint:
 
 
 def test_the_examples_say_how_they_are_copied(monkeypatch: pytest.MonkeyPatch):
-    """The pages name ``examples.rewards``, which an installed Forage has in its own folder."""
+    """The pages name ``examples.rewards``, which an installed Forage has in another folder."""
 
     def absent(name: str) -> NoReturn:
         raise ModuleNotFoundError(f"No module named {name}", name="examples")

@@ -129,7 +129,7 @@ def test_passages_are_not_looked_at_while_the_retrieval_score_is_zero():
 
 
 def test_a_better_partial_answer_never_earns_less():
-    """Scaling the right row alone would give F1 0.1 less than a wrong answer's structure score."""
+    """Scaling only the correct row would give F1 0.1 less than a wrong answer's structure score."""
     config = TABLE.model_copy(update={"answer": "f1"})
     scores = [table_score(f1, True, True, False, config) for f1 in (0.0, 0.1, 0.5, 1.0)]
     assert scores == sorted(scores)
@@ -149,7 +149,7 @@ def test_a_passage_that_holds_an_answer_tag_earns_nothing():
 
 
 def test_the_examples_answer_in_the_prompt_earns_nothing():
-    """The originals read the answer out of prompt and reply together, so the example counted."""
+    """The originals read the answer from prompt and reply together, so the example counted."""
     text = PromptTemplate.load("search-r1").text
     example = text.partition("<answer> ")[2].partition(" </answer>")[0]
     assert example, "the template shows an example"
@@ -160,7 +160,7 @@ def test_the_examples_answer_in_the_prompt_earns_nothing():
 
 
 def test_a_golden_answer_in_the_frame_around_passages_is_not_retrieved():
-    """ "Doc 1(Title: ...)" is written by the environment: it must not hold the answer "1"."""
+    """The environment writes "Doc 1(Title: ...)": it must not count as the answer "1"."""
     for golden in ("1", "title", "doc", "information"):
         reward = score_episode(make_episode(SEARCH, WRONG, golden=(golden,)), TABLE)
         assert reward.parts["retrieved"] == 0.0, golden
@@ -228,7 +228,7 @@ def test_answering_without_a_search_is_penalised_and_searching_is_not():
 @pytest.mark.parametrize("tag", ["<answer>", "</answer>"])
 @pytest.mark.parametrize(("count", "score"), [(9, 1.0), (10, 0.25)])
 def test_more_than_ten_answer_tags_quarter_a_right_answer(tag: str, count: int, score: float):
-    """As in RLinf and veRL: one more stands around the answer itself; either kind counts."""
+    """As in RLinf and veRL: the answer itself has one more tag; either kind counts."""
     sampled = f"<think>{tag * count}</think> <search>Rome</search>"
     episode = make_episode(sampled, RIGHT)
     assert score_episode(episode, make_config(many_answers_factor=0.25)).value == score

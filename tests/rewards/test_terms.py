@@ -1,4 +1,4 @@
-"""A built-in term is a line in ``RewardWeights`` and its formula: nothing else has to know it."""
+"""A built-in term is a line in ``RewardWeights`` and its formula; nothing else needs to know it."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ def _brief(episode: Episode, _: ProtocolName) -> float:
 
 
 class MoreWeights(RewardWeights):
-    """What ``RewardWeights`` is with one line more."""
+    """``RewardWeights`` with one more line."""
 
     brief: Annotated[Weight, Term(_brief)] = 0.0
 

@@ -1,4 +1,4 @@
-"""The compiled loops against the numpy ones: the same rows and scores to the last bit."""
+"""The compiled loops compared with the numpy ones: the same rows and scores to the last bit."""
 
 import random
 from pathlib import Path
@@ -17,7 +17,7 @@ NUM_ROWS = 3000
 
 
 def both(num_terms: int, num_levels: int) -> tuple[Columns, CompiledColumns]:
-    """Columns of one row to most rows; scores of few levels, so that sums are often equal."""
+    """Columns of one row to most rows, with few score levels, so that sums are often equal."""
     rng = np.random.default_rng(num_levels)
     sizes = [0, 1, *np.geomspace(2, 0.9 * NUM_ROWS, num_terms - 2).astype(int).tolist()]
     rows = [np.sort(rng.choice(NUM_ROWS, size, replace=False)).astype(np.int32) for size in sizes]
@@ -86,7 +86,7 @@ def test_without_numba_a_large_index_is_searched_by_numpy_and_the_log_names_the_
 
 
 def test_without_numba_a_compiled_loop_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
-    """Run by the interpreter, the engine's loops would take a thousand times as long."""
+    """In the interpreter, the engine's loops would take a thousand times as long."""
     monkeypatch.setattr(machine_code, "njit", None)
     with pytest.raises(ModuleNotFoundError, match="needs numba") as error:
         compiled(abs)(-1)
@@ -96,7 +96,7 @@ def test_without_numba_a_compiled_loop_says_what_is_missing(monkeypatch: pytest.
 def test_without_a_folder_to_keep_it_in_code_is_compiled_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Numba refuses where neither the package's folder nor the home can be written."""
+    """Numba refuses if neither the package's folder nor the home directory is writable."""
 
     def refuse(_: object) -> None:
         raise RuntimeError("cannot cache function: no locator available")

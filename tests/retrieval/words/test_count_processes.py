@@ -24,7 +24,9 @@ TEXTS = (
 
 @pytest.fixture
 def two_processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Small blocks, counted by two processes from the second on; gives whose counts were added."""
+    """Small blocks, counted by two processes from the second on; records whose counts
+    were added.
+    """
     added: list[int] = []
     add_counts = BM25Builder.add_counts
 
@@ -49,7 +51,7 @@ def rows(first: int, end: int) -> list[bytes]:
 
 
 def mixed_corpus(directory: Path) -> Path:
-    """Three files: a BOM, CRLF and blank lines; gzip; a last line without an end."""
+    """Three files: a BOM, CRLF and blank lines; gzip; a last line without a line break."""
     directory.mkdir()
     (directory / "1.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n\r\n \t\n".join(rows(0, 1500)))
     (directory / "2.jsonl.gz").write_bytes(gzip.compress(b"\n".join(rows(1500, 2500))))

@@ -1,4 +1,4 @@
-"""Indexes of words in several languages: built, described, opened and searched."""
+"""Word indexes in several languages: built, described, opened and searched."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ def corpus_of(path: Path, *texts: str) -> Path:
 
 
 def num_first(index: Index, language: str) -> int:
-    """How many of a language's dozen questions find their passage first."""
+    """How many of a language's dozen questions rank their passage first."""
     found = index.search([question for _, question in QUESTIONS[language]], 1)
     return sum(bool(hits) and hits[0].passage.id == f"p{row}" for row, hits in enumerate(found))
 
@@ -40,7 +40,7 @@ def num_first(index: Index, language: str) -> int:
     [("zh", 0), ("ja", 0), ("th", 10), ("hi", 7), ("ar", 0), ("ru", 4), ("de", 1)],
 )
 def test_each_language_finds_what_plain_words_miss(language: str, num_plain: int, tmp_path: Path):
-    """Of a dozen questions that ask in other forms of the words. Each was 12 of 12 or close."""
+    """Of a dozen questions that use other forms of the words; each was 12 of 12 or close."""
     corpus = corpus_of(tmp_path / "c.jsonl", *(passage for passage, _ in QUESTIONS[language]))
     build_index(corpus, tmp_path / "plain", language="plain", show_progress=False)
     build_index(corpus, tmp_path / "auto", language="auto", show_progress=False)
@@ -64,7 +64,7 @@ def test_the_manifest_keeps_the_analyzer_and_opening_reads_it(tmp_path: Path):
 
 
 def test_a_query_of_stop_words_alone_is_searched_as_it_is(tmp_path: Path):
-    """English stop words left nothing of "The Who"."""
+    """Removing English stop words left nothing of "The Who"."""
     passages = [
         Passage("who", "The Who", "An English rock band."),
         Passage("hamlet", "Hamlet", "To be, or not to be."),
@@ -86,7 +86,7 @@ def test_a_query_of_stop_words_alone_is_searched_as_it_is(tmp_path: Path):
 
 
 def test_a_plain_index_is_written_as_before_there_were_languages(tmp_path: Path):
-    """So its id, which caches and recordings hold, is the same, and an old Forage reads it."""
+    """So its id, which caches and recordings store, is the same, and an older Forage reads it."""
     corpus = corpus_of(tmp_path / "c.jsonl", *ENGLISH)
     build_index(corpus, tmp_path / "i", show_progress=False)
     written = json.loads((tmp_path / "i" / "manifest.json").read_text())

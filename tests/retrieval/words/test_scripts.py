@@ -18,7 +18,7 @@ def test_words_with_spaces_between_them_are_cut_as_ever(text: str, words: list[s
 
 
 def test_vowel_signs_and_other_marks_stay_in_their_words():
-    """They used to part words: banana, fort and nail were the same two consonants."""
+    """They used to split words: banana, fort and nail were the same two consonants."""
     assert words_by_script("केला किला कील") == ["केला", "किला", "कील"]
     assert words_by_script("தமிழ் m̄ā বাংলা") == ["தமிழ்", "m̄ā", "বাংলা"]
     assert words_by_script("\u093f\u0947 a") == ["a"]  # signs without a letter
@@ -49,5 +49,5 @@ def test_optional_points_and_unseen_characters_do_not_part_words():
 
 
 def test_the_dotted_capital_of_turkish_is_one_letter():
-    """Lowered, it is an i and a mark, and the mark used to part the word."""
+    """Its lower case is an i and a mark, and the mark used to split the word."""
     assert words_by_script("İstanbul") == ["istanbul"]

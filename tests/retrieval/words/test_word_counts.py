@@ -1,4 +1,4 @@
-"""Counting words, compiled and with numpy, against bm25s."""
+"""Counting words, compiled and with numpy, compared with bm25s."""
 
 import random
 from itertools import pairwise
@@ -19,7 +19,7 @@ FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy", 
 
 @pytest.fixture(params=["compiled", "plain"])
 def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test with numba, and as in an install without it."""
+    """Runs each test with numba, and as in an install without it."""
     if request.param == "plain":
         monkeypatch.setattr(machine_code, "HAS_COMPILER", False)  # read by the builder
         monkeypatch.setattr(word_counts, "HAS_COMPILER", False)
@@ -27,7 +27,7 @@ def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def counted(texts: list[str], language: str) -> list[dict[str, int]]:
-    """The terms of each text with their counts, as the compiled loops give them."""
+    """The terms of each text with their counts, from the compiled loops."""
     numbers: dict[str, int] = {}
     counts = count_words(texts, Analyzer(AnalyzerSpec.of(language)), numbers)
     terms = list(numbers)

@@ -1,4 +1,4 @@
-"""Texts alone: an episode as messages, turns read by our own tokenizer and marked as such."""
+"""Texts only: an episode as messages, turns read by our own tokenizer and marked accordingly."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ async def turn(server: ModelServer, prompt: str = "Which?", **changes: Any):
 
 
 async def test_an_episode_is_a_conversation_in_which_the_stopped_tags_are_closed_again():
-    """Closed services remove the stop string: the turn is what the model wrote, tag included."""
+    """Closed services remove the stop string: the turn is the model's text including the tag."""
     with serving(ModelServer(SEARCH_THEN_ANSWER)) as server:
         engine = connect(server)
         await engine.check(500)
@@ -131,7 +131,7 @@ async def test_nothing_trains_on_a_transcribed_text():
 
 
 async def test_a_hostile_passage_opens_nothing_in_the_message_that_shows_it():
-    """Promises 3 and 4 hold for a closed model, too."""
+    """Promises 3 and 4 apply to a closed model, too."""
     with serving(ModelServer(lambda _: "<search> Rome </search>")) as server:
         engine = connect(server)
         episode = await play(engine, HOSTILE)
@@ -202,7 +202,7 @@ async def test_a_reply_without_a_turn_is_a_typed_failure(choice: dict, kind: Fai
 
 
 async def test_a_turn_is_cut_at_the_budget_counted_in_our_tokens():
-    """And the model is shown next what the record says that it wrote."""
+    """The model then sees exactly the text that the record attributes to it."""
     with serving(ModelServer(lambda _: "on and on and on")) as server:
         engine = connect(server)
         prompt = tuple(tiny_codec().encode_trusted("Which?"))

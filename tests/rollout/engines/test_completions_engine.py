@@ -1,4 +1,4 @@
-"""Token ids out and the sampled ids back, over real HTTP; what breaks that is refused."""
+"""Token ids out and the sampled ids back, over real HTTP; what breaks this is refused."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ async def test_the_ids_that_were_sampled_come_back_with_their_probabilities():
 
 
 async def test_what_the_server_sees_of_an_episode_is_the_transcript_to_the_token():
-    """Promise 1: no turn and no observation is written anew on its way to the server."""
+    """Promise 1: no turn and no observation is re-encoded on its way to the server."""
 
     def write(text: str) -> str:
         return "<answer>Tiber</answer>" if "Doc 1" in text else "<search> Rome </search>"
@@ -178,7 +178,7 @@ async def test_a_turn_that_its_budget_cut_says_so():
 async def test_a_reply_that_is_no_sampled_turn_is_a_typed_failure(
     changes: dict[str, Any], kind: FailureKind, said: str, num_requests: int
 ):
-    """Those that another try could mend are asked for once more."""
+    """Those that another try could fix are requested once more."""
     with serving(ModelServer()) as server:
         engine = connect(server)
         await engine.check(500)
@@ -201,7 +201,7 @@ async def test_a_reply_that_is_no_sampled_turn_is_a_typed_failure(
     ],
 )
 async def test_an_episode_that_outgrows_the_models_context_is_out_of_tokens(message: str):
-    """Told apart from a failing server: nothing is wrong with it, and no try would help."""
+    """Distinct from a failing server: nothing is wrong with it, and no retry would help."""
     environment = Environment(EnvironmentConfig(), tiny_codec())
     with serving(ModelServer()) as server:
         engine = connect(server)
@@ -286,7 +286,7 @@ async def test_where_nobody_listens_the_address_is_said():
     ],
 )
 def test_tokens_that_no_policy_samples_are_refused(change: dict[str, float], message: str):
-    """A log-probability of +3.0 or NaN and the id -1 were taken as they came."""
+    """A log-probability of +3.0 or NaN and the id -1 were accepted."""
     ids = ids_of("So. <answer> Tiber </answer>")
     logprobs = [-0.5] * len(ids)
     logprobs[1] = change.get("logprob", -0.5)

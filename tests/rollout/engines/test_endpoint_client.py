@@ -1,4 +1,4 @@
-"""The way to a model endpoint: its key, retries, patience, room, counts, and every fault typed."""
+"""The connection to a model endpoint: key, retries, patience, capacity, counts, typed faults."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ async def ask(client: EndpointClient, text: str = "hello") -> ChatChoice:
 
 
 async def failure_of(server: ModelServer, *faults: Response, **changes: Any) -> EndpointFailure:
-    """What is raised where the server gives only these faults."""
+    """The error if the server returns only these faults."""
     server.faults.extend(faults)
     client = EndpointClient(settings(server, **changes), backoff_s=0.001)
     with pytest.raises(EndpointFailure) as failed:
@@ -152,7 +152,7 @@ async def test_a_fault_that_passes_costs_a_retry_and_no_answer():
 
 
 async def test_retry_after_is_obeyed_by_every_request():
-    """Not only by the one that was told: the others would be turned away as well."""
+    """Not only by the refused one: the others would be turned away as well."""
     with serving(ModelServer()) as server:
         server.faults.append(error(429, "slow down", retry_after="0.4"))
         client = EndpointClient(settings(server, max_concurrent_requests=1), backoff_s=0.001)
@@ -202,7 +202,7 @@ async def test_failures_are_counted_by_kind_and_the_first_of_each_is_told(caplog
 
 
 async def test_the_key_opens_the_door_and_is_never_shown(tmp_path: Path, caplog):
-    """Servers repeat a wrong key in their answer; it is blotted out."""
+    """Servers repeat a wrong key in their reply; it is redacted."""
     caplog.set_level(logging.DEBUG)
     key_file = tmp_path / "key"
     key_file.write_text(f"{KEY}\n")
@@ -222,7 +222,7 @@ async def test_the_key_opens_the_door_and_is_never_shown(tmp_path: Path, caplog)
 
 
 async def test_what_is_advised_fits_what_the_server_said():
-    """A server that answered 500 was once told to be missing a key."""
+    """A server that answered 500 was reported to lack a key."""
     with serving(ModelServer()) as server:
         elsewhere = settings(server.url.removesuffix("/v1"), max_retries=0)
         for asked, fault, advice in (

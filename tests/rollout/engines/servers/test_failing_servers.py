@@ -1,4 +1,4 @@
-"""Servers that are well and sample no turn: each is left out, and the run ends where all are so."""
+"""Healthy servers that sample no turn: each is left out, and the run ends if all of them are."""
 
 import asyncio
 import itertools
@@ -26,9 +26,9 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def looked_after(engine: ServedEngine, together: bool = False) -> AsyncIterator[None]:
-    """Meanwhile servers that are left out come back, as if they were given the weights again.
+    """Restores servers that were left out, as if they had been given the weights again.
 
-    ``together``: when all are left out, so that none has failed oftener than it came back.
+    ``together``: only once all are left out, so that none has failed more often than it returned.
     """
 
     async def admit() -> None:
@@ -46,7 +46,7 @@ async def looked_after(engine: ServedEngine, together: bool = False) -> AsyncIte
 
 
 def always(status: int) -> deque[Response]:
-    """Faults that do not come to an end."""
+    """Faults that never end."""
     return deque(JSONResponse({"error": "it is broken"}, status) for _ in range(1000))
 
 
@@ -56,7 +56,7 @@ async def play_many(engine: ServedEngine, number: int) -> list[Completion | Base
 
 
 async def end_of_episodes(engine: ServedEngine, name: str) -> UserError:
-    """What ends one episode after the other, of which each fails."""
+    """The error after a series of episodes that all fail."""
     for number in itertools.count():
         try:
             turn = await engine.generate([1], ask(f"{name}/{number}"))
@@ -72,7 +72,7 @@ async def end_of_episodes(engine: ServedEngine, name: str) -> UserError:
 async def test_servers_that_are_well_and_fail_each_turn_end_the_run(status: int):
     """All episodes of an evaluation ended as engine failures, counted as wrong, with status 0.
 
-    A slow server had failed twice when the other one had failed three times, on a busy machine.
+    On a busy machine, a slow server had failed twice when the other one had failed three times.
     """
     first, second, stack = two()
     async with stack, engine_over(first, second) as (engine, failed):
@@ -86,7 +86,7 @@ async def test_servers_that_are_well_and_fail_each_turn_end_the_run(status: int)
 
 
 async def test_a_server_that_fails_each_turn_is_left_out_while_another_samples():
-    """Its episodes were lost as long as its /health was good."""
+    """Its episodes were lost as long as its /health succeeded."""
     first, second, stack = two()
     async with stack, engine_over(first, second) as (engine, failed), looked_after(engine):
         first.faults = always(500)
@@ -103,7 +103,7 @@ async def test_a_server_that_fails_each_turn_is_left_out_while_another_samples()
 async def test_a_server_whose_turns_time_out_is_left_out_though_it_is_well(
     caplog: pytest.LogCaptureFixture,
 ):
-    """It was asked again for each turn of its episodes, and each was given up in the end."""
+    """It was used again for each turn of its episodes, and each episode finally failed."""
     first, second, stack = two()
     async with stack, engine_over(first, second, timeout_s=0.3) as (engine, failed):
         first.gate = asyncio.Event()
@@ -117,7 +117,7 @@ async def test_a_server_whose_turns_time_out_is_left_out_though_it_is_well(
 async def test_a_server_that_aborts_each_turn_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ):
-    """A turn was asked for 725 times, and nothing was logged."""
+    """A turn was requested 725 times, and nothing was logged."""
     first, second, stack = two()
     async with stack, engine_over(first, second) as (engine, failed):
         first.changes = {"finish_reason": "abort"}

@@ -1,4 +1,4 @@
-"""Weights through a group, over real HTTP: who is left out, how one that fails is ended."""
+"""Weights through a group, over real HTTP: who is left out, how a failed one is ended."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.rollout.policy_server import PolicyServer, policy_serving
 
 
 class GoneAtTheJoin(PolicyServer):
-    """It joins no group, and answers nothing afterwards."""
+    """Joins no group, and never answers afterwards."""
 
     async def _call(self, request: Request) -> Any:
         if self.broken in self.notes:
@@ -30,7 +30,7 @@ class GoneAtTheJoin(PolicyServer):
 
 
 async def test_a_server_that_dies_at_the_join_takes_no_other_with_it():
-    """The others wait for it in vain, and were left out and started again as well."""
+    """The others wait for it in vain, and were also left out and restarted."""
     join = "/init_weight_transfer_engine"
     weights = [("weight", torch.zeros(2))]
     with (
@@ -51,7 +51,7 @@ async def test_a_server_that_dies_at_the_join_takes_no_other_with_it():
 
 
 async def test_a_server_of_another_model_is_refused_before_it_joins_a_group():
-    """A real server alone was asked, which a wrong shape ends: only a restart helps."""
+    """Only a real server was checked; a wrong shape ends it, and only a restart helps."""
     weights = [("weight", torch.zeros(2))]
     with policy_serving(PolicyServer(misfits=["weight has the shape 3"])) as server:
         async with fleet(server) as it:
@@ -84,7 +84,7 @@ async def test_weights_go_through_host_memory_to_a_server_on_the_trainers_gpu(
 
 
 class LostRanks(WeightSender):
-    """Its ranks die while a bucket is gathered."""
+    """Ranks that die while a bucket is gathered."""
 
     def next_bucket(self) -> Bucket | None:
         raise PartLostError("rank 1 has died")
@@ -104,7 +104,7 @@ class LostRanks(WeightSender):
 async def test_an_update_whose_ranks_die_is_ended_at_the_servers_before_they_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """They were told to go on with half of their weights, and the next turn ended them."""
+    """They were resumed with half of their weights, and the next turn ended them."""
     monkeypatch.setattr(LostRanks, "join", lambda _: None)
     weights = [("weight", torch.zeros(2))]
     with policy_serving(PolicyServer()) as server:

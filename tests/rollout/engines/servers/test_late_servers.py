@@ -1,4 +1,4 @@
-"""Servers that fail or come late: they wait, get the weights between updates, and serve again."""
+"""Servers that fail or arrive late: they wait, get the weights between updates, and serve again."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from tests.rollout.policy_server import PolicyServer, policy_serving
 async def test_turns_that_wait_for_a_server_end_where_nobody_has_weights_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A rank died while the only server started again: each second brought an error in the log,
-    and the run waited for the server until ``lost_after_s``, ten minutes, with nobody to update it.
+    """A rank died while the only server was restarting: an error was logged each second, and the
+    run waited ten minutes (``lost_after_s``) for a server that nothing could update.
     """
     monkeypatch.setattr(weight_update, "_LOOK_AGAIN_S", 0.02)
     with policy_serving(PolicyServer()) as server:
@@ -38,7 +38,7 @@ async def test_turns_that_wait_for_a_server_end_where_nobody_has_weights_for_it(
 async def test_an_error_with_a_late_server_is_said_and_servers_are_looked_after_still(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """A name that was not resolved for once ended it in silence: no late server served again."""
+    """A name that once failed to resolve silently ended the watch: no late server served again."""
     monkeypatch.setattr(weight_update, "_LOOK_AGAIN_S", 0.02)
     with policy_serving(PolicyServer()) as server:
         async with fleet(server) as it, it.updates.looking_after():
@@ -59,7 +59,7 @@ async def test_an_error_with_a_late_server_is_said_and_servers_are_looked_after_
 
 
 async def test_a_server_that_is_gone_is_left_out_and_comes_back_with_the_weights_of_today():
-    """It serves no turn in between, whatever it answers itself."""
+    """It serves no turn in between, even if it would answer."""
     with policy_serving(PolicyServer()) as good:
         with policy_serving(PolicyServer()) as gone:
             it = Fleet(good, gone)
@@ -81,7 +81,7 @@ async def test_a_server_that_is_gone_is_left_out_and_comes_back_with_the_weights
 
 
 async def test_nothing_is_brought_while_weights_change():
-    """A server that comes late waits for the end of an update, and then has its version."""
+    """A server that arrives late waits for the end of an update, and then has its version."""
     with policy_serving(PolicyServer()) as server:
         async with fleet(server) as it:
             await it.publish(0)
@@ -95,7 +95,9 @@ async def test_nothing_is_brought_while_weights_change():
 
 
 async def test_turns_wait_for_a_server_while_weights_change_however_long_that_takes():
-    """It was well again, could have no weights before the trainer had learnt, and the run ended."""
+    """It was healthy again, but could get no weights before the trainer had finished, and the run
+    ended.
+    """
     with policy_serving(PolicyServer()) as server:
         async with fleet(server) as it:
             pool = ServerPool([it.pool.members[0].server], 0.2)
@@ -110,9 +112,9 @@ async def test_turns_wait_for_a_server_while_weights_change_however_long_that_ta
 
 
 async def test_turns_that_find_no_server_say_why_each_was_left_out():
-    """A server that could not join the group was said to have ended.
+    """A server that could not join the group was reported as ended.
 
-    And an evaluation was told to go on with --resume, which is training's.
+    An evaluation was told to continue with --resume, which only training has.
     """
     with policy_serving(PolicyServer(broken="/pause")) as server:
         async with fleet(server) as it:
@@ -125,7 +127,9 @@ async def test_turns_that_find_no_server_say_why_each_was_left_out():
 
 
 async def test_a_server_that_had_no_weights_yet_drops_the_keys_of_other_runs():
-    """Only the first update of all did, and salts of two runs are alike: theirs were read."""
+    """Only the first update of all did, and the salts of two runs are alike: their keys
+    were read.
+    """
     with policy_serving(PolicyServer(broken="/pause")) as server:
         async with fleet(server, recomputes=False) as it:
             await it.publish(0)
@@ -137,7 +141,7 @@ async def test_a_server_that_had_no_weights_yet_drops_the_keys_of_other_runs():
 
 
 class Hanging(PolicyServer):
-    """It is well, and what is broken never ends."""
+    """Healthy, but its broken requests never end."""
 
     async def _note(self, request: Request) -> None:
         if request.url.path == self.broken:
@@ -147,7 +151,7 @@ class Hanging(PolicyServer):
 
 
 async def test_a_server_that_hangs_delays_one_update_and_no_other():
-    """Each update asked it anew, and the good servers waited for its deadlines, paused."""
+    """Each update contacted it again, and the good servers waited for its deadlines, paused."""
     with policy_serving(PolicyServer()) as good, policy_serving(Hanging()) as hanging:
         async with fleet(good, hanging) as it:
             hanging.broken = "/pause"
@@ -160,7 +164,7 @@ async def test_a_server_that_hangs_delays_one_update_and_no_other():
 async def test_the_only_server_is_asked_again_soon_though_it_has_hung(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """It was left alone for ten times as long as it had hung, and the run was over by then."""
+    """It was left alone for ten times as long as it had hung, and by then the run had ended."""
     monkeypatch.setattr(weight_update, "_LOOK_AGAIN_S", 0.1)
     with policy_serving(Hanging()) as server:
         async with fleet(server) as it, it.updates.looking_after():
@@ -177,7 +181,7 @@ async def test_the_only_server_is_asked_again_soon_though_it_has_hung(
 async def test_a_server_that_fails_is_left_alone_longer_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """It was asked each second, for ever, and an update of the others waited for it."""
+    """It was contacted each second, for ever, and an update of the others waited for it."""
     monkeypatch.setattr(weight_update, "_LOOK_AGAIN_S", 0.02)
     monkeypatch.setattr(weight_update, "_PAUSE_RATIO", 0)
     with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as bad:
@@ -193,7 +197,7 @@ async def test_a_server_that_fails_is_left_alone_longer_each_time(
 
 
 async def test_a_server_that_was_started_again_while_it_slept_is_not_woken():
-    """SGLang's scheduler ends where it is to wake what is awake."""
+    """SGLang's scheduler ends if it is told to wake while awake."""
     with policy_serving(PolicyServer()) as gone:
         it = Fleet(gone, sleeps=True)
         await it.publish(0)

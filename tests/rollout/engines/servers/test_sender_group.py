@@ -1,4 +1,4 @@
-"""The group of the trainer and the servers' workers: who may be in it, and where they meet."""
+"""The group of the trainer and the servers' workers: its members, and where they meet."""
 
 import psutil
 import torch
@@ -22,7 +22,7 @@ def test_nccl_joins_those_that_have_a_gpu_to_themselves_and_its_version():
 
 
 def test_servers_on_this_machine_are_met_where_no_other_reaches():
-    """Torch's store listens at every address of the machine, whatever host it is given."""
+    """Torch's store listens on every address of the machine, whatever host it is given."""
     group = SenderGroup(GroupPlan(("http://127.0.0.1:1",), (1,), False, 5.0), torch.device("cpu"))
     addresses = {
         found.laddr.ip

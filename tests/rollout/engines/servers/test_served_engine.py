@@ -1,4 +1,4 @@
-"""Turns at servers of our own policy, over real HTTP: who samples what, what a failure costs."""
+"""Turns at servers of our own policy, over real HTTP: who samples what, the cost of a failure."""
 
 import asyncio
 import re
@@ -45,7 +45,7 @@ def ask(key: str = "0/q/0", **changes: Any) -> Sampling:
 async def engine_over(
     *servers: PolicyServer, lost_after_s: float = 5.0, timeout_s: float = 5.0
 ) -> AsyncIterator[tuple[ServedEngine, list[str]]]:
-    """An engine whose servers all serve version 0; and the addresses that were said to fail."""
+    """An engine whose servers all serve version 0, and the addresses reported as failing."""
     failed: list[str] = []
     pool = ServerPool(
         [VllmServer(server.url, timeout_s, 5.0, 16) for server in servers],
@@ -69,7 +69,7 @@ def two() -> tuple[PolicyServer, PolicyServer, AsyncExitStack]:
 
 
 async def test_a_server_that_was_left_paused_or_asleep_is_told_to_go_on():
-    """A run that was killed while it learnt, or published, leaves the user's servers so."""
+    """A run killed while learning or publishing leaves the user's servers in this state."""
     dropped = {"weights", "kv_cache"}
     with policy_serving(PolicyServer(is_asleep=True, dropped=dropped)) as server:
         client = VllmServer(server.url, 5.0, 5.0, 1)
@@ -82,7 +82,7 @@ async def test_a_server_that_was_left_paused_or_asleep_is_told_to_go_on():
 
 @pytest.mark.parametrize("dropped", [{"weights", "kv_cache"}, {"kv_cache"}, set[str]()])
 async def test_a_server_that_was_left_so_is_not_asked_to_sample(dropped: set[str]):
-    """Its weights are whatever a GPU's memory holds, or half of those that an update brought."""
+    """Its weights are whatever a GPU's memory contains, or half of an update."""
     with policy_serving(PolicyServer(is_asleep=True, dropped=dropped)) as server:
         engine = {"kind": "vllm", "urls": [server.url]}
         model = {"path": str(WARM)}
@@ -111,7 +111,7 @@ async def test_a_server_with_an_older_receiver_is_refused_when_the_engine_opens(
 async def test_the_base_of_adapters_outlasts_the_sleep_of_its_server(
     monkeypatch: pytest.MonkeyPatch, transfer: str, level: str
 ):
-    """Level 2 dropped it, and no update of adapters brought it back: the policy was noise."""
+    """Level 2 dropped it, and no update of adapters restored it: the policy was noise."""
 
     async def find_faults(*_: object) -> list[Fault]:
         return []  # the stand-in has no tokenizer
@@ -141,7 +141,7 @@ async def test_a_turn_comes_back_with_log_probabilities_and_the_version_of_each_
 
 
 async def test_alternatives_come_the_likeliest_first_without_what_was_cut_off():
-    """The sampled token took the place of the least likely one, also where it was far from it."""
+    """The sampled token replaced the least likely alternative, even if it was far less likely."""
     with policy_serving(PolicyServer()) as server:
         async with engine_over(server) as (engine, _):
             completion = await engine.generate([4, 5], ask(num_alternatives=2))
@@ -191,7 +191,7 @@ async def test_the_whole_distribution_is_named_and_the_salt_is_the_update_that_i
 
 
 async def test_an_episode_that_begins_in_an_update_is_sampled_whatever_its_question_is_called():
-    """Its salt had its key in it: vLLM refused each of its turns, HTTP 400, and it was lost."""
+    """Its salt contained its key: vLLM refused each of its turns with HTTP 400, and it was lost."""
     with policy_serving(PolicyServer()) as server:
         async with engine_over(server) as (engine, _):
             engine.pool.settled.clear()
@@ -234,7 +234,7 @@ async def test_a_server_that_dies_is_left_out_and_its_episodes_go_on_elsewhere()
 
 
 async def test_turns_that_wait_at_a_server_leave_it_as_soon_as_it_is_left_out():
-    """A server that hangs is found out by one turn; the others must not wait for their own."""
+    """One turn detects a hanging server; the others must not wait for their own timeouts."""
     first, second, stack = two()
     async with stack, engine_over(first, second) as (engine, _):
         first.gate = asyncio.Event()
@@ -249,7 +249,7 @@ async def test_turns_that_wait_at_a_server_leave_it_as_soon_as_it_is_left_out():
 
 
 async def test_a_turn_of_other_weights_is_refused_and_its_server_serves_no_more():
-    """One that was started again between two turns has the weights of its folder."""
+    """A server restarted between two turns has the weights in its folder."""
     first, second, stack = two()
     async with stack, engine_over(first, second) as (engine, failed):
         first.version = "default"
@@ -323,9 +323,9 @@ async def test_a_server_that_answers_nonsense_each_time_it_comes_back_ends_the_r
 async def test_a_turn_that_is_not_of_the_runs_policy_is_asked_of_another_server(
     changes: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ):
-    """A token beyond the vocabulary was a traceback of the trainer's, steps later.
+    """A token beyond the vocabulary caused a traceback in the trainer, steps later.
 
-    A server that another run gives weights to goes back in its version, or ahead.
+    A server that another run updates goes back in its version, or ahead.
     """
     first, second, stack = two()
     async with stack, engine_over(first, second) as (engine, failed):
@@ -345,7 +345,7 @@ async def test_a_turn_that_is_not_of_the_runs_policy_is_asked_of_another_server(
 async def test_a_reply_without_a_choice_is_no_turn(
     choices: object, monkeypatch: pytest.MonkeyPatch
 ):
-    """Anything but a list was a traceback, in the middle of a run."""
+    """Anything but a list caused a traceback in the middle of a run."""
     monkeypatch.setattr("forage.rollout.engines.servers.served_engine._PAUSE_S", 0.01)
     with policy_serving(PolicyServer()) as server:
         async with engine_over(server) as (engine, failed):
@@ -398,7 +398,9 @@ async def test_a_turn_that_was_aborted_from_outside_is_sampled_again():
 async def test_a_server_that_aborts_turns_is_not_asked_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """One that sleeps or ends gives turns back at once, and was asked a thousand times a second."""
+    """A server that sleeps or ends returns turns at once, and was called a thousand times
+    a second.
+    """
     monkeypatch.setattr(served_engine, "_PAUSE_S", 60.0)
     with policy_serving(PolicyServer()) as server:
         server.changes = {"finish_reason": "abort"}
@@ -440,9 +442,9 @@ async def test_a_turn_waits_for_a_server_that_comes_back():
 async def test_a_spare_row_that_a_server_samples_ends_its_episode_and_not_the_server(
     caplog: pytest.LogCaptureFixture,
 ):
-    """The server knows the model's rows and no tokenizer, so it samples these ids as well.
+    """The server knows the model's rows but no tokenizer, so it also samples these ids.
 
-    Once in a while that is a failed episode; a server that does little else is left out.
+    An occasional one is a failed episode; a server that does little else is left out.
     """
     with policy_serving(PolicyServer()) as server:
         async with engine_over(server, lost_after_s=0.3) as (engine, failed):

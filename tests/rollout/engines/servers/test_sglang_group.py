@@ -1,6 +1,6 @@
 """Weights to SGLang servers through a group: over real HTTP, torch and gloo, to stand-ins.
 
-Each stand-in is a process, since torch knows one group of a name in a process.
+Each stand-in is a process, since torch knows one group of a name per process.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ TIMEOUT_S = 4.0
 
 
 def new_weights(seed: int) -> Weights:
-    """Of several types and shapes, some larger than a bucket."""
+    """Weights of several types and shapes, some larger than a bucket."""
     draw = torch.Generator().manual_seed(seed)
     shapes = {"embed": (64, 32), "norm": (7,), "head": (3, 5, 2), "scale": (), "last": (1, 1)}
     types = (torch.float32, torch.bfloat16, torch.float16)
@@ -42,7 +42,7 @@ def new_weights(seed: int) -> Weights:
 
 
 class Fleet:
-    """Stand-ins, and updates that send what ``weights`` holds."""
+    """Stand-ins, and updates that send the contents of ``weights``."""
 
     def __init__(self, urls: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
         self.weights: Weights = {}
@@ -65,13 +65,13 @@ class Fleet:
         return logprobs_by(sums, token_ids)
 
     async def tell(self, place: int, **fields: Any) -> dict[str, Any]:
-        """Set a stand-in's fields; gives what was loaded and asked since the last time."""
+        """Sets a stand-in's fields; returns what was loaded and requested since the last time."""
         told = await self._stand_ins[place].post("/stand_in", fields, 10.0)
         assert isinstance(told, dict)
         return told
 
     async def has(self, place: int, version: int) -> bool:
-        """Whether each weight of the version came to a stand-in bit for bit, and nothing else."""
+        """Whether a stand-in received each weight of the version bit for bit, and nothing else."""
         loaded = (await self.tell(place))["loaded"]
         return loaded == {name: summary(weight) for name, weight in self.weights.items()}
 
@@ -101,7 +101,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[list[str]]:
-    """Two stand-ins that outlive what is done to them here."""
+    """Two stand-ins that survive what a test does to them."""
     with sglang_serving(2) as urls:
         yield urls
 
@@ -147,7 +147,7 @@ async def test_a_server_that_computes_with_older_weights_than_it_received_is_lef
 
 
 async def test_what_a_run_that_was_killed_has_left_open_is_ended_first(two: list[str]) -> None:
-    """The server has a group of the name, and a session that no other may be opened beside."""
+    """The server has a group of that name, and a session that prevents another."""
     async with fleet(two[:1], 60.0) as killed:
         await killed.publish(1)
         stand_in = JsonServer(two[0], 1)
@@ -185,7 +185,7 @@ async def test_a_server_cut_into_stages_is_told_to_use_the_disk(
 async def test_a_server_that_refuses_in_the_middle_is_left_out_alone(
     two: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It lives, so three attempts failed alike, and then no server was left."""
+    """It is alive, so three attempts failed in the same way, and then no server was left."""
     async with fleet(two, 60.0) as it:
         await it.publish(1)
         await it.tell(1)
@@ -224,7 +224,7 @@ async def test_a_server_that_dies_in_the_middle_takes_no_other_with_it() -> None
 
 
 async def test_a_server_that_never_joins_costs_a_deadline_and_takes_no_other_with_it() -> None:
-    """SGLang's workers wait for half an hour for one that does not come."""
+    """SGLang's workers wait half an hour for a missing one."""
     with sglang_serving(2) as urls:
         async with fleet(urls) as it:
             await it.tell(0, hangs_at="/init_weights_update_group")

@@ -1,4 +1,4 @@
-"""SGLang's words, against a stand-in that follows its schema (there is no build for a CPU)."""
+"""SGLang's protocol, with a stand-in that follows its schema (there is no build for a CPU)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from tests.rollout.sglang_process import fixed_reply
 
 @dataclass
 class SglangStandIn:
-    """Keeps what it was asked; ``changes`` are of the next turns."""
+    """Records its requests; ``changes`` apply to the next turns."""
 
     version: str = "default"
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -127,7 +127,7 @@ async def publish(engine: ServedEngine, folder: Path, version: int) -> None:
 
 
 async def test_weights_come_from_a_folder_and_turns_bear_their_version(tmp_path: Path):
-    """Replies that are no JSON objects were failures: no server was ever given weights."""
+    """Replies other than JSON objects were failures: no server was ever given weights."""
     server = SglangStandIn()
     async with engine_over(server) as engine:
         await publish(engine, tmp_path, 4)
@@ -216,7 +216,7 @@ async def test_a_server_that_sleeps_while_weights_change_is_alive_and_wakes(tmp_
 
 
 async def test_a_turn_that_was_aborted_before_it_began_is_sampled_again():
-    """It has no log-probabilities and no versions, and was taken for a reply that is no turn."""
+    """It has no log-probabilities and no versions, and was treated as an invalid reply."""
     server = SglangStandIn(version="0", changes={"finish_reason": {"type": "abort"}})
     for left_out in ("weight_versions", "output_token_logprobs"):
         server.changes[left_out] = None

@@ -1,4 +1,4 @@
-"""Against a real vLLM server: adapters beside its base."""
+"""With a real vLLM server: adapters on top of its base."""
 
 import shutil
 from functools import partial
@@ -39,7 +39,7 @@ pytestmark = needs_vllm
 
 
 async def test_adapters_travel_alone_and_turns_in_flight_go_on_with_the_new_ones(tmp_path: Path):
-    """vLLM's own load in place brings back old adapters with each turn that began under them."""
+    """vLLM's own in-place load restores old adapters with each turn that began under them."""
     rank = 4
     url = real_server(0, lora_rank=rank)
     assert await find_faults(url, True, MAX_TOKENS, lora_rank=8) == []
@@ -70,7 +70,7 @@ async def test_adapters_travel_alone_and_turns_in_flight_go_on_with_the_new_ones
         expected[version].tie_weights()
 
     async def turn() -> Completion:
-        """One under new adapters, checked."""
+        """A turn under new adapters, checked."""
         await publish()
         completion = await engine.generate(PROMPT, ask(f"adapters {version}"))
         assert {*completion.versions_T} == {version}
@@ -98,7 +98,9 @@ async def test_adapters_travel_alone_and_turns_in_flight_go_on_with_the_new_ones
 
 
 async def test_adapters_that_cannot_be_loaded_leave_those_that_are_served(tmp_path: Path):
-    """The served ones had gone before, and the next turn, which names them, ended the server."""
+    """The served ones had already been removed, and the next turn, which names them, ended the
+    server.
+    """
     url = real_server(0, lora_rank=4)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
     lora.add_adapters(model, LoraConfig(rank=4, alpha=4), str(random_model()), seed=0)
@@ -115,7 +117,7 @@ async def test_adapters_that_cannot_be_loaded_leave_those_that_are_served(tmp_pa
 
 
 async def test_a_base_of_another_checkpoint_is_refused_before_its_adapters_come():
-    """Its shapes are the same: training went on, with log-probabilities off by 0.78."""
+    """Its shapes are the same: training continued, with log-probabilities off by 0.78."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
     lora.add_adapters(model, LoraConfig(rank=4, alpha=4), str(random_model()), seed=0)
     server = VllmServer(real_server(0, lora_rank=4), 120.0, 20.0, 4)

@@ -1,9 +1,9 @@
-"""What Forage asks of a vLLM server, over plain HTTP: the real one and the stand-in answer alike.
+"""Forage's requests to a vLLM server, over plain HTTP: the real one and the stand-in answer alike.
 
-Whatever is asserted here was seen of vLLM 0.32. Where the stand-in answers otherwise, mend the
-stand-in: one that was kinder than the real server has hidden faults. What only a model can show
-(log-probabilities, stop strings, weights that arrive) is in ``test_vllm_server.py`` and
-``test_vllm_updates.py``.
+Every assertion here was observed with vLLM 0.32. If the stand-in answers differently, fix the
+stand-in: one that was more tolerant than the real server has hidden faults. ``test_vllm_server.py``
+and ``test_vllm_updates.py`` test what only a model can show (log-probabilities, stop strings,
+weights that arrive).
 """
 
 import asyncio
@@ -44,12 +44,12 @@ WRONG: dict[str, list[Any]] = {
     "logprobs": [21],
     "stop_token_ids": [[10**6]],
 }
-"""What no field of a turn may be; None: left out."""
+"""Values that no field of a turn may have; None means left out."""
 BOTH = [pytest.param("stand-in"), pytest.param("real", marks=needs_vllm)]
 
 
 def stand_in(lora_rank: int = 0) -> PolicyServer:
-    """As the real server of the tests is: its vocabulary, its context, its limits."""
+    """Like the real server of the tests: its vocabulary, its context, its limits."""
     server = PolicyServer(codec=Codec(tokenizer()), max_logprobs=20, lora_rank=lora_rank)
     server.model_config["max_model_len"] = MAX_TOKENS
     server.scheduler["enable_chunked_prefill"] = False
@@ -75,7 +75,7 @@ def url_with_adapters(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class Asker:
-    """Asks one server; each request has a connection of its own, since an error closes it."""
+    """Sends requests to one server, each over a new connection, since an error closes it."""
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_keepalive_connections=0)
@@ -120,7 +120,7 @@ class Asker:
 
 
 def body_of(**changes: Any) -> dict[str, Any]:
-    """A turn as Forage asks for it; knobs are changed under their names, None leaves one out."""
+    """Forage's request for a turn; knobs are changed by name, None leaves one out."""
     knobs = sampling_params(ask(max_tokens=3, stop_ids=()), 3)
     body = {"request_id": "0/q/0/1", "token_ids": [5, 6, 7], "cache_salt": "1.2"}
     for name, value in changes.items():
@@ -131,7 +131,7 @@ def body_of(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 async def server(url: str) -> AsyncIterator[Asker]:
-    """One that samples, and goes on in the end whatever a test has done to it."""
+    """A server that samples, and is resumed at the end whatever a test has done to it."""
     asker = Asker(url)
     yield asker
     await asker.call("abandon_weight_update")
@@ -190,7 +190,7 @@ async def test_alternatives_come_after_the_sampled_token_which_counts(server: As
 async def test_the_log_probabilities_of_a_text_are_those_of_all_its_tokens_but_the_first(
     url: str, server: Asker
 ):
-    """Keys of a row are token ids as text; the row of a token that is the likeliest has one."""
+    """Keys of a row are token ids as text; a row has one key if its token is the likeliest."""
     text = [5, 6, 7, 6, 5]
     body = {"token_ids": text, "sampling_params": TEXT_PARAMS, "cache_salt": "1"}
     first, *rows = (await server.post(GENERATE, body))["prompt_logprobs"]

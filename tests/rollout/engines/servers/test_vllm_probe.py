@@ -1,6 +1,6 @@
-"""What is found wrong with a vLLM server before a run, and the sizes in what it draws of its model.
+"""Faults of a vLLM server found before a run, and the sizes read from its printed model.
 
-tests/commands/test_doctor_command.py has how the doctor says it.
+tests/commands/test_doctor_command.py tests the doctor's wording.
 """
 
 import ast
@@ -51,7 +51,7 @@ tp_size=1, reduce_results=True)
     (norm): RMSNorm(hidden_size=64, eps=1e-06)
   )
 )"""
-"""What vLLM 0.32 draws of the tests' tiny random model, some lines left out."""
+"""vLLM 0.32's printout of the tests' tiny random model, shortened."""
 SIZES: dict[str, Any] = {
     "vocab_size": 400,
     "hidden_size": 64,
@@ -105,7 +105,9 @@ def test_what_is_not_drawn_is_not_compared(drawing: str):
 def test_a_server_that_cannot_sample_is_not_said_to_give_too_few_alternatives(
     reply: Response, said: tuple[str, ...]
 ):
-    """Whatever failed was told so, with exit status 0; a reply of nonsense was no fault at all."""
+    """Every failure was reported as that, with exit status 0; nonsense replies were no fault at
+    all.
+    """
     with policy_serving(PolicyServer()) as server:
         server.faults.append(reply)
         (fault,) = asyncio.run(find_faults(server.url, True, num_alternatives=None))
@@ -116,7 +118,7 @@ def test_a_server_that_cannot_sample_is_not_said_to_give_too_few_alternatives(
 
 
 def test_each_route_that_a_run_calls_is_asked_for():
-    """A server of another version without the last four was found fit, and took no weights."""
+    """A server of another version without the last four was accepted, and took no weights."""
     called = set(re.findall(r'"(/[a-z0-9_/]+)', inspect.getsource(vllm_server)))
     assert {"/update_weights", "/update_weight_version", "/wake_up"} < called
     with policy_serving(PolicyServer(without=frozenset(called))) as server:
@@ -127,7 +129,7 @@ def test_each_route_that_a_run_calls_is_asked_for():
 
 
 def test_what_is_no_vllm_server_is_one_fault_and_not_a_dozen_missing_routes():
-    """Of an SGLang server each route of vLLM was said to be missing."""
+    """For an SGLang server, each route of vLLM was reported missing."""
     routes = frozenset({*re.findall(r'"(/[a-z0-9_/]+)', inspect.getsource(vllm_probe))})
     with policy_serving(
         PolicyServer(about="", without=routes - {"/health", "/server_info"})
@@ -148,7 +150,7 @@ def test_a_server_for_adapters_must_have_the_route_that_takes_them():
 
 
 def test_a_server_whose_context_holds_no_episode_is_told():
-    """A real server alone was asked: each long episode would end at the server's limit."""
+    """Only a real server was checked: each long episode would end at the server's limit."""
     with policy_serving(PolicyServer()) as server:
         assert asyncio.run(find_faults(server.url, True, max_tokens=1000)) == []
         (fault,) = asyncio.run(find_faults(server.url, True, max_tokens=1001))
@@ -157,7 +159,7 @@ def test_a_server_whose_context_holds_no_episode_is_told():
 
 
 def test_a_server_of_another_tokenizer_is_told():
-    """A real server alone was asked: its tokens would be read as other words."""
+    """Only a real server was checked: its tokens would be read as other words."""
     codec = tiny_codec()
     with policy_serving(PolicyServer(codec=codec)) as server:
         assert asyncio.run(find_faults(server.url, True, codec=codec)) == []
@@ -168,7 +170,7 @@ def test_a_server_of_another_tokenizer_is_told():
 
 
 def files_faults(server: PolicyServer, **sizes: Any) -> list[str]:
-    """What is wrong with a server for ``transfer: disk`` of a tiny Qwen2."""
+    """The faults of a server for ``transfer: disk`` of a tiny Qwen2."""
     config = Qwen2Config(**{**SIZES, **sizes})
     with policy_serving(server):
         faults = asyncio.run(find_faults(server.url, False, model=config))
@@ -176,7 +178,7 @@ def files_faults(server: PolicyServer, **sizes: Any) -> list[str]:
 
 
 def test_a_tied_head_on_a_cpu_needs_the_receiver_also_where_weights_come_as_files():
-    """vLLM's own load left the old head in use: log-probabilities were off by 1.59, unseen."""
+    """vLLM's own load kept the old head in use: log-probabilities were silently off by 1.59."""
     (said,) = files_faults(PolicyServer(transfer={}), tie_word_embeddings=True)
     assert "keeps the old weights of a tied head" in said
     assert "forage_receiver.Receiver" in said
@@ -186,7 +188,7 @@ def test_a_tied_head_on_a_cpu_needs_the_receiver_also_where_weights_come_as_file
 
 
 def test_without_the_receiver_the_sizes_of_the_served_model_are_compared():
-    """A model of another shape was loaded without a word: log-probabilities were off by 2.22."""
+    """A model of another shape was loaded silently: log-probabilities were off by 2.22."""
     server = PolicyServer(transfer={}, drawing=DRAWING)
     assert files_faults(server, tie_word_embeddings=False) == []
     (said,) = files_faults(server, tie_word_embeddings=False, intermediate_size=384)
@@ -196,7 +198,7 @@ def test_without_the_receiver_the_sizes_of_the_served_model_are_compared():
 
 
 OLDER = PolicyServer(without=frozenset({"receiver_version"}))
-"""With a receiver of the time before they had versions."""
+"""A receiver from before versions existed."""
 
 
 @pytest.mark.parametrize(
@@ -232,9 +234,9 @@ def test_a_server_without_a_receiver_is_not_asked_for_its_version():
 
 
 def test_the_receiver_is_of_the_version_that_is_asked_for_and_takes_what_it_took():
-    """Where this changes, or what a call means does, raise the version in both files.
+    """If this changes, or the meaning of a call does, raise the version in both files.
 
-    vLLM is not here, so the file is read and not imported.
+    vLLM is not installed here, so the file is read instead of imported.
     """
     source = Path(shipped("plugins"), "forage_receiver.py").read_text()
     tree = ast.parse(source)

@@ -1,4 +1,4 @@
-"""Against a real vLLM server: what it samples, and what it says of itself."""
+"""With a real vLLM server: what it samples, and what it reports of itself."""
 
 import asyncio
 
@@ -97,7 +97,7 @@ async def test_a_cancelled_turn_is_aborted_at_the_server():
 
 
 async def test_vllms_own_words_are_understood():
-    """What a server without the receiver is known by, and the sizes of its model."""
+    """How a server without the receiver is identified, and the sizes of its model."""
     server = VllmServer(real_server(), 20.0, 60.0, 4)
     with pytest.raises(ServerFailed) as failed:
         await server._call("no_such_method", {}, "do nothing")

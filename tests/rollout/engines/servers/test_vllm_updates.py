@@ -1,6 +1,6 @@
-"""Against a real vLLM server: what new weights do to it.
+"""With a real vLLM server: the effects of new weights.
 
-Each trap that once killed a server, or was wrong without a word, has a test here.
+Each trap that killed a server, or was silently wrong, has a test here.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ pytestmark = needs_vllm
 
 
 async def test_log_probabilities_are_those_of_the_weights_that_were_pushed():
-    """Tied heads on a CPU once gave the logits of the old head after every reload."""
+    """Tied heads on a CPU returned the logits of the old head after every reload."""
     async with served() as it:
         assert it.model.config.tie_word_embeddings
         for _ in range(2):
@@ -63,7 +63,7 @@ async def test_log_probabilities_are_those_of_the_weights_that_were_pushed():
 
 
 async def test_turns_in_flight_go_on_under_the_new_weights_over_keys_computed_anew():
-    """Each token bears the version that sampled it, and has that version's log-probability."""
+    """Each token carries the version that sampled it, and has that version's log-probability."""
     async with served() as it:
         completions: list[Completion] = []
         while not completions:  # on a busy machine turns may end before the update comes
@@ -79,7 +79,7 @@ async def test_turns_in_flight_go_on_under_the_new_weights_over_keys_computed_an
 
 
 async def completions_across_an_update(it: Served) -> list[Completion]:
-    """Turns that were in flight when new weights came, those that ended before left out."""
+    """Turns that were in flight when new weights arrived, without those that ended before."""
     samplings = [ask(f"{it.version}/{n}", max_tokens=300, stop_ids=()) for n in range(3)]
     turns = [asyncio.create_task(it.engine.generate(PROMPT, each)) for each in samplings]
     turns.append(await in_flight(it.engine, it.server, f"{it.version}/last"))
@@ -89,7 +89,7 @@ async def completions_across_an_update(it: Served) -> list[Completion]:
 
 
 async def test_no_episode_reads_the_keys_of_one_that_began_under_older_weights():
-    """Blocks of 128 tokens stay cached where keys are kept; the salt keeps others off them."""
+    """Blocks of 128 tokens stay cached if keys are kept; the salt prevents other episodes' use."""
     prompt = [20 + index % 300 for index in range(200)]
     async with served() as it:
         it.updates = ServerUpdates(it.pool, it.transport, recomputes=False)
@@ -122,7 +122,7 @@ async def test_another_model_is_refused_before_the_first_byte_and_the_server_liv
 
 
 async def half_an_update(it: Served) -> None:
-    """The first weights come, and no others."""
+    """An update in which only the first weights arrive."""
     await it.server.start_update()
     it.sender._buckets = in_buckets(weights_by_name(it.model), max_bytes=60_000)
     bucket = it.sender.next_bucket()
@@ -131,7 +131,7 @@ async def half_an_update(it: Served) -> None:
 
 
 async def test_an_update_that_ends_half_way_leaves_a_server_that_takes_the_next_one():
-    """The next request after a half-failed update once ended the server."""
+    """The next request after a half-failed update ended the server."""
     async with served() as it:
         it.change()
         await half_an_update(it)
@@ -193,7 +193,7 @@ async def test_a_folder_that_cannot_be_loaded_leaves_a_server_that_lives_on(tmp_
 async def test_a_folder_that_vllm_cannot_load_by_itself_leaves_a_server_that_lives_on(
     tmp_path: Path,
 ):
-    """Without the receiver, too: a folder that the server does not see once ended it."""
+    """Also without the receiver: a folder that the server cannot see ended it."""
     async with served() as it:
         with pytest.raises(ServerFailed, match="failed to load"):
             await it.server._reload_by_itself(tmp_path)
@@ -212,9 +212,9 @@ async def test_a_folder_that_vllm_cannot_load_by_itself_leaves_a_server_that_liv
 async def test_no_token_of_two_servers_is_older_than_the_bound(
     max_staleness: int, seed: int, recomputes: bool
 ):
-    """Under random delays of play, training and publish, while weights change in flight.
+    """With random delays of play, training and publish, while weights change in flight.
 
-    Over keys that are kept, the tokens before an update have the odds of their own weights.
+    With kept keys, the tokens before an update have the probabilities of their own weights.
     """
     servers = [VllmServer(real_server(number), 120.0, 60.0, 64) for number in (0, 1)]
     pool = ServerPool(servers, 60.0)
@@ -247,7 +247,7 @@ async def test_weights_also_travel_through_files_and_heads_are_the_new_ones(tmp_
 async def test_a_server_without_the_receiver_loads_the_files_of_each_update_by_itself(
     tmp_path: Path,
 ):
-    """What it samples is by the new weights; only a stand-in was asked to load them so."""
+    """It samples with the new weights; only a stand-in had been tested with such a load."""
     untied = AutoModelForCausalLM.from_pretrained(random_model(), tie_word_embeddings=False)
     save_model(untied, tokenizer(), tmp_path / "model")  # it would keep the old head of a tied one
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Against a real vLLM server: what it computes after updates is compared with the trainer's."""
+"""With a real vLLM server: its results after updates are compared with the trainer's."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ BOUND = 1e-4
 
 @cache
 def mixture() -> Path:
-    """A Qwen3-MoE of two layers; its experts are padded, since 48 is no multiple of 32."""
+    """A Qwen3-MoE of two layers; its experts are padded, since 48 is not a multiple of 32."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         **{"vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 32},
@@ -44,7 +44,7 @@ def mixture() -> Path:
 
 
 class Compared:
-    """A server, and a model whose weights go there; ``values`` are what the check expects."""
+    """A server, and a model whose weights it gets; ``values`` are the check's expectations."""
 
     def __init__(self, path: Path, url: str, folder: Path) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -82,7 +82,7 @@ async def compared(path: Path, url: str, folder: Path) -> AsyncIterator[Compared
 async def test_a_server_computes_what_transformers_computes_after_each_update(
     tmp_path: Path, kind: str
 ):
-    """The experts of a mixture were scrambled by each: off by a nat, and the run went on."""
+    """Each update scrambled the experts of a mixture: off by a nat, and the run continued."""
     path = random_model() if kind == "dense" else mixture()
     url = real_server() if kind == "dense" else real_server(model=str(mixture()))
     async with compared(path, url, tmp_path) as it:
@@ -95,7 +95,7 @@ async def test_a_server_computes_what_transformers_computes_after_each_update(
 async def test_a_server_that_keeps_older_weights_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The update changed its version and none of its weights, and it was believed."""
+    """The update changed its version but none of its weights, and it was trusted."""
     async with compared(random_model(), real_server(), tmp_path) as it:
         await it.publish(it.ways[0])
 

@@ -1,4 +1,4 @@
-"""Servers that compute something else than the trainer: found after each update, and taken out."""
+"""Servers that compute differently from the trainer: detected after each update, and taken out."""
 
 import asyncio
 import math
@@ -37,7 +37,7 @@ from tests.tiny_runs import random_model
 async def test_a_server_that_is_slightly_wrong_after_an_update_is_left_out_by_name(
     caplog: pytest.LogCaptureFixture,
 ):
-    """Its values were taken for the policy's: importance weights made the run look healthy."""
+    """Its values were treated as the policy's: importance weights made the run look healthy."""
     with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as wrong:
         async with fleet(good, wrong) as it:
             await it.publish(0)
@@ -98,7 +98,7 @@ async def test_a_wrong_server_beside_one_that_is_only_gone_does_not_end_the_run(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 async def test_values_that_are_no_numbers_are_wrong(value: float):
-    """A comparison with NaN is false, whichever way it is put."""
+    """A comparison with NaN is false in either direction."""
     with policy_serving(PolicyServer()) as server:
         async with fleet(server) as it:
 
@@ -144,7 +144,7 @@ async def test_a_trainer_that_is_lost_in_the_check_ends_the_run():
 
 
 async def test_a_turn_of_a_server_that_turns_out_wrong_is_sampled_again_at_another():
-    """It went on with the new weights before anyone had seen what they compute."""
+    """It continued with the new weights before their results had been checked."""
     with policy_serving(PolicyServer()) as wrong, policy_serving(PolicyServer()) as good:
         async with fleet(wrong, good) as it:
             engine = ServedEngine(it.pool)
@@ -181,7 +181,7 @@ async def until_serving(it: Fleet, urls: Sequence[str]) -> None:
 async def test_a_server_that_was_started_again_is_checked_before_it_serves(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Also one that comes late; it serves as soon as it is right."""
+    """Also one that arrives late; it serves as soon as it is right."""
     monkeypatch.setattr(weight_update, "_LOOK_AGAIN_S", 0.02)
     monkeypatch.setattr(weight_update, "_PAUSE_RATIO", 0)
     with policy_serving(PolicyServer()) as good:
@@ -218,7 +218,7 @@ async def test_turns_that_wait_for_a_late_server_end_where_it_is_wrong_as_all_ar
 
 
 class ReadingFleet:
-    """Stand-ins that compute with the weights of the folders that a model is published in."""
+    """Stand-ins that compute with the weights in the folders that a model is published to."""
 
     def __init__(self, folder: Path, *servers: PolicyServer, rank: int = 0) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
@@ -234,7 +234,7 @@ class ReadingFleet:
         self.updates = ServerUpdates(self.pool, transport, recomputes=True, check=check)
 
     async def publish(self, version: int) -> list[str]:
-        """Bring other weights to the servers; gives those that serve."""
+        """Sends other weights to the servers; returns those that serve."""
         torch.manual_seed(version)
         with torch.no_grad():
             for name, weight in self.model.named_parameters():
@@ -250,13 +250,13 @@ class ReadingFleet:
 
 
 def keep_weights(server: PolicyServer) -> None:
-    """From now on it takes new weights, says so, and computes with those that it has."""
+    """Makes it accept new weights, report them, and compute with the old ones."""
     server.reads_weights = False
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 async def test_a_server_that_keeps_older_weights_or_adapters_is_left_out(tmp_path: Path, rank: int):
-    """Of whole models through files, and of adapters alone."""
+    """Whole models through files, and adapters only."""
     good, stale = (PolicyServer(reads_weights=True, lora_rank=rank) for _ in range(2))
     with policy_serving(good), policy_serving(stale):
         it = ReadingFleet(tmp_path, good, stale, rank=rank)

@@ -41,7 +41,7 @@ async def client_of(server: PolicyServer) -> AsyncIterator[VllmServer]:
 async def test_a_server_of_another_model_loads_no_files_and_one_of_ours_is_asked_once(
     tmp_path: Path,
 ):
-    """Other shapes were loaded without a word: log-probabilities were off by 2.22."""
+    """Other shapes were loaded silently: log-probabilities were off by 2.22."""
     check = partial(check_model, tensors=TENSORS)
     transport = DiskTransport(lambda folder: folder.mkdir(), tmp_path, check=check)
     with policy_serving(PolicyServer(misfits=["a is missing"])) as server:
@@ -56,7 +56,9 @@ async def test_a_server_of_another_model_loads_no_files_and_one_of_ours_is_asked
 
 
 async def test_a_server_that_was_lost_is_compared_again_before_it_loads(tmp_path: Path):
-    """One that came back with another model loaded the files, and served turns until the next."""
+    """A server that returned with another model loaded the files, and served turns until
+    the next.
+    """
     check = partial(check_model, tensors=TENSORS)
     transport = DiskTransport(lambda folder: folder.mkdir(), tmp_path, check=check)
     with policy_serving(PolicyServer()) as server:
@@ -72,7 +74,7 @@ async def test_a_server_that_was_lost_is_compared_again_before_it_loads(tmp_path
 
 
 async def test_vllms_own_load_of_files_is_for_servers_without_the_receiver_alone(tmp_path: Path):
-    """It was tried after any failure of the receiver's, and left the old head on a CPU."""
+    """It was tried after any failure of the receiver, and kept the old head on a CPU."""
     methods = frozenset({"check_weights", "load_from_disk"})
     with policy_serving(PolicyServer(without=methods)) as server:
         async with client_of(server) as client:
@@ -105,7 +107,7 @@ async def test_vllms_own_load_of_files_is_for_servers_without_the_receiver_alone
 async def test_adapters_are_brought_to_the_base_that_they_are_learnt_on(
     tmp_path: Path, theirs: Columns, said: str | None
 ):
-    """Those of another checkpoint were trained on without a word, off by 0.78."""
+    """Those of another checkpoint were silently trained on, off by 0.78."""
     check = partial(check_base, tensors=TENSORS, columns=lambda: COLUMNS)
     write = partial(Path.mkdir, parents=True)
     transport = DiskTransport(write, tmp_path, load_adapters, check)
@@ -121,7 +123,7 @@ async def test_adapters_are_brought_to_the_base_that_they_are_learnt_on(
 
 
 async def test_turns_name_the_adapters_from_their_first_load_on(tmp_path: Path):
-    """A real server alone was asked: its base would sample, whatever the adapters learn."""
+    """Only a real server was checked: its base would sample, whatever the adapters learn."""
     with policy_serving(PolicyServer(version="0", lora_rank=8)) as server:
         async with client_of(server) as client:
             await client.sample([1], ask(), "salt")
@@ -184,7 +186,7 @@ async def test_a_folder_that_cannot_be_written_is_an_error_of_the_users(tmp_path
 async def test_a_disk_that_gets_full_is_an_error_of_the_users_and_no_half_folder_is_left(
     tmp_path: Path,
 ):
-    """The writer of weights has an error of its own for it: the run ended with a traceback."""
+    """The writer of weights raises its own error for it: the run ended with a traceback."""
 
     def write(folder: Path) -> None:
         folder.mkdir()

@@ -52,7 +52,7 @@ async def test_a_server_that_fails_on_the_way_is_left_out_and_the_others_begin_a
 async def test_updates_that_fail_again_and_again_say_why(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """It said how often, and no more."""
+    """The error only gave the number of failures."""
     with policy_serving(PolicyServer()) as server:
         async with fleet(server) as it:
 
@@ -95,7 +95,7 @@ async def test_an_episode_that_begins_in_an_update_shares_its_keys_with_nobody(
 
 
 async def test_a_server_that_stays_paused_serves_no_turns():
-    """It was warned of and admitted, and each turn waited there until its deadline."""
+    """It was admitted with a warning, and each turn waited there until its deadline."""
     with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as stuck:
         async with fleet(good, stuck) as it:
             stuck.broken = "/resume"
@@ -105,7 +105,7 @@ async def test_a_server_that_stays_paused_serves_no_turns():
 
 
 async def test_a_server_sleeps_while_weights_change_and_wakes_for_them_and_for_its_cache():
-    """The first update finds it awake; to wake what is awake would take its memory twice."""
+    """The first update finds it awake; waking it then would allocate its memory twice."""
     with policy_serving(PolicyServer()) as server:
         async with fleet(server, recomputes=False, sleeps=True) as it:
             await it.publish(0)
@@ -119,7 +119,7 @@ async def test_a_server_sleeps_while_weights_change_and_wakes_for_them_and_for_i
 
 
 async def test_a_server_whose_memory_sleeps_is_not_told_to_go_on():
-    """vLLM samples then, asleep as it is: the next turn would meet memory that is not there."""
+    """vLLM then samples while asleep: the next turn would use memory that is not there."""
     with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as bad:
         async with fleet(good, bad, sleeps=True) as it:
             await it.publish(0)
@@ -137,7 +137,7 @@ async def test_a_server_whose_memory_sleeps_is_not_told_to_go_on():
 
 @pytest.mark.parametrize("part", ["weights", "kv_cache"])
 async def test_a_server_that_fails_to_wake_is_not_told_to_go_on_and_is_woken_later(part: str):
-    """It counted as awake: it was told to go on, and given weights or turns while it slept."""
+    """It counted as awake: it was resumed, and given weights or turns while it slept."""
     with policy_serving(PolicyServer()) as server:
         async with fleet(server, sleeps=True) as it:
             await it.publish(0)
@@ -156,7 +156,7 @@ async def test_a_server_that_fails_to_wake_is_not_told_to_go_on_and_is_woken_lat
 
 
 async def test_a_server_that_failed_to_wake_and_missed_an_update_is_woken_all_the_same():
-    """Its version is neither the one that it slept with nor the newest; the process is the same."""
+    """Its version is neither the one it slept with nor the newest; the process is the same."""
     with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as bad:
         async with fleet(good, bad, sleeps=True) as it:
             await it.publish(0)
@@ -175,7 +175,7 @@ async def test_a_server_that_failed_to_wake_and_missed_an_update_is_woken_all_th
 async def test_a_server_that_does_not_say_what_its_workers_are_is_a_failure_of_the_server(
     monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
 ):
-    """It was a traceback at the first update of a run."""
+    """It caused a traceback at the first update of a run."""
     server = VllmServer("http://127.0.0.1:9", 1.0, 1.0, 1)
 
     async def reply(*_: object) -> dict[str, Any]:
@@ -194,7 +194,7 @@ async def test_a_server_that_does_not_say_what_its_workers_are_is_a_failure_of_t
 async def test_a_server_that_does_not_name_its_models_is_a_failure_of_the_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: dict[str, Any]
 ):
-    """It was a traceback at the first publish of adapters."""
+    """It caused a traceback at the first publish of adapters."""
     server = VllmServer("http://127.0.0.1:9", 1.0, 1.0, 1)
 
     async def reply(*_: object) -> dict[str, Any]:

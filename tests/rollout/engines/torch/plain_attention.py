@@ -1,4 +1,4 @@
-"""Attention over slots as its definition says, a token at a time, to compare kernels with."""
+"""Attention over slots by its definition, one token at a time, to compare kernels with."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ class PlainAttention:
 
 
 class TwoRoundings(PlainAttention):
-    """The two passes differ in bits, as those of a GPU do, whose products have two shapes."""
+    """The two passes differ in bits, as on a GPU, where products have two shapes."""
 
     def attend_blocks(self, *arguments: Any, **named: Any) -> Tensor:
         return super().attend_blocks(*arguments, **named) * (1 + 1e-5)
@@ -80,7 +80,7 @@ class TwoRoundings(PlainAttention):
 def run_ahead(
     monkeypatch: pytest.MonkeyPatch, attention_of: type[PlainAttention] = PlainAttention
 ) -> None:
-    """Engines decode as on a GPU from now on, but that nothing is captured."""
+    """Makes engines decode as on a GPU, but without capturing graphs."""
 
     def choose(model: PreTrainedModel, cache: SlotCache, *_: object) -> GraphForward:
         torch.set_num_threads(1)

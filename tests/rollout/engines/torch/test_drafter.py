@@ -1,4 +1,4 @@
-"""Guesses follow what was seen last, cost no more than they bring, and change no bit."""
+"""Drafts follow what was seen last, cost no more than they gain, and change no bit."""
 
 from collections.abc import Sequence
 
@@ -100,7 +100,7 @@ def guesses(*chances: float) -> list[Guess]:
 
 
 def test_guesses_are_taken_while_they_pay_for_their_time():
-    """One episode and a pass of 1 + 24: a guess is worth it above 1/25, then above 1.9/26, ..."""
+    """One episode and a pass of 1 + 24: a draft pays above 1/25, then above 1.9/26, ..."""
     assert useful_draft_lengths([guesses(0.9, 0.5, 0.07)], 1, 24) == [2]
     assert useful_draft_lengths([guesses(0.9, 0.5, 0.1)], 1, 24) == [3]
     assert useful_draft_lengths([guesses(0.04)], 1, 24) == [0]
@@ -160,7 +160,7 @@ async def test_an_episode_played_again_has_the_same_bits_in_fewer_passes(
 
 
 async def test_a_turn_that_ends_at_a_guess_takes_no_token_after_it():
-    """The stop comes within a draft whose other tokens would have been right too."""
+    """The stop occurs within a draft whose other tokens would have been right too."""
     prompt = tokens(1, 40)
     played = []
     for max_draft_tokens in (0, 7):

@@ -1,4 +1,4 @@
-"""Slots are shared, and every turn ends: by a cancellation, a close or a crash at the latest."""
+"""Slots are shared, and every turn ends: at the latest by a cancellation, a close or a crash."""
 
 import asyncio
 import re
@@ -94,7 +94,7 @@ async def test_closing_ends_turns_that_run_and_turns_that_wait_with_an_engine_er
 
 
 class _Gate:
-    """Stands in a model's way: the engine's worker waits in the next forward until it opens."""
+    """Blocks a model: the engine's worker waits in the next forward pass until it opens."""
 
     def __init__(
         self, model: PreTrainedModel, error: Exception | None = None, num_passing: int = 0
@@ -121,7 +121,7 @@ class _Gate:
 
 
 async def test_a_turn_that_arrives_while_the_engine_closes_ends_too():
-    """It was put into the line behind the order to stop, which nobody read to its end."""
+    """It was queued after the order to stop, and the queue was not read to its end."""
     model = make_model()
     async with running_engine(model) as engine:
         gate = _Gate(model)
@@ -140,7 +140,7 @@ async def test_a_turn_that_arrives_while_the_engine_closes_ends_too():
 
 
 async def test_a_crash_in_the_worker_reaches_every_caller():
-    """Also the one in line behind the turn that crashed it, which used to wait for ever."""
+    """Also the one queued after the turn that crashed it, which used to wait for ever."""
     model = make_model()
     async with running_engine(model, num_slots=1, tile_rows=1) as engine:
         gate = _Gate(model, ZeroDivisionError("a bug in the model"))
@@ -159,7 +159,7 @@ async def test_a_crash_in_the_worker_reaches_every_caller():
 
 
 async def test_a_crash_leaves_no_thread_of_the_forward_pass(monkeypatch: pytest.MonkeyPatch):
-    """The pool was shut down only by an orderly close: a crashed engine's threads went on."""
+    """Only an orderly close shut the pool down: a crashed engine's threads continued."""
     monkeypatch.setattr(packed_forward, "min_part_cost", lambda *_: 1)  # a part for each thread
     model = make_model()
     before = set(threading.enumerate())
@@ -183,8 +183,9 @@ def _unreadable(_: Chosen) -> Any:
 async def test_who_publishes_is_told_when_the_tokens_begun_ahead_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ):
-    """An update reads them first, where a GPU's errors come up: it was never answered, nor were the
-    turns of an engine that had crashed with the update in line."""
+    """An update reads them first, where a GPU's errors appear: it was never answered, nor were the
+    turns of an engine that had crashed with the update in the queue.
+    """
     run_ahead(monkeypatch)
     monkeypatch.setattr(Chosen, "read", _unreadable)
     model = make_model()
@@ -202,7 +203,7 @@ async def test_who_publishes_is_told_when_the_tokens_begun_ahead_cannot_be_read(
 
 
 async def test_two_turns_of_one_episode_at_a_time_are_a_bug_that_is_said():
-    """The second took the slot from under the first, which then was never answered."""
+    """The second took the slot of the first, which then was never answered."""
     async with running_engine() as engine:
         first = asyncio.create_task(engine.generate(tokens(1, 9), sampling("a")))
         await asyncio.sleep(0)

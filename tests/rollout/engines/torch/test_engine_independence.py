@@ -1,4 +1,4 @@
-"""Nothing but the episode itself changes its tokens, to the bit (promise 7)."""
+"""Only the episode itself determines its tokens, to the bit (promise 7)."""
 
 import asyncio
 from dataclasses import replace
@@ -32,8 +32,9 @@ PLAN = Plan()
 
 @pytest.fixture(autouse=True, params=["packed", "fixed", "ahead"])
 def _every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test runs with passes over everything that waits, with passes of fixed shapes, and with
-    rounds begun before the last one is read, as on a GPU."""
+    """Runs each test with passes over all waiting tokens, with passes of fixed shapes, and with
+    rounds begun before the last one is read, as on a GPU.
+    """
     if request.param == "fixed":
         monkeypatch.setattr(forward, "rows_are_independent", lambda *_: False)
     if request.param == "ahead":
@@ -88,7 +89,7 @@ async def test_the_moment_of_admission_changes_no_bit():
 
 @st.composite
 def _company(draw: st.DrawFn) -> list[Plan]:
-    """Other episodes, short and long, of few and many turns, on both sides of a length bucket."""
+    """Other episodes, short and long, with few and many turns, on both sides of a length bucket."""
     turn = st.tuples(st.integers(1, 12), st.integers(0, 90))
     return [
         Plan(
@@ -132,7 +133,7 @@ async def test_a_full_engine_gives_each_architecture_the_bits_it_gives_alone(
 
 @pytest.mark.slow
 async def test_long_and_wide_episodes_keep_their_bits_in_company():
-    """Sizes of the demo, where matrix kernels split their sums in other ways than in tiny ones."""
+    """The demo's sizes, for which matrix kernels split their sums differently from tiny ones."""
     model = new_model(VOCABULARY, 128, 2, 4, 2, MAX_TOKENS, seed=0).eval()
     plans = [Plan(f"{i}", 10 + 60 * i, ((20, 200), (20, 200), (20, 0))) for i in range(8)]
     options: dict[str, Any] = {"num_slots": 32, "tile_rows": 32, "prefill_bucket": 32}

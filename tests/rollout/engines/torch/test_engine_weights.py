@@ -25,7 +25,7 @@ PLAN = Plan()
 
 @pytest.fixture(autouse=True, params=["in turn", "ahead"])
 def _both_orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test runs with rounds in turn, and with rounds begun before the last one is read."""
+    """Runs each test with rounds in turn, and with rounds begun before the last one is read."""
     if request.param == "ahead":
         run_ahead(monkeypatch)
 
