@@ -1,7 +1,7 @@
 """Every estimator, loss and correction through the whole loop: a tiny run that learns something.
 
-What each computes is tested beside it; here it is asked for in a config, and must change what is
-learnt and resume where it was stopped.
+Other tests check what each computes; here a config selects it, and it must change the result of
+training and resume where it was stopped.
 """
 
 from collections import Counter
@@ -115,7 +115,9 @@ def test_each_algorithm_runs_and_learns_something_of_its_own(name: str):
     "name", ["reinforce, running", "gae", "kl, adaptive", "remax", "correction"]
 )
 def test_a_run_that_was_stopped_between_steps_goes_on_as_if_it_had_not(tmp_path: Path, name: str):
-    """The running baseline, the critic with its optimizer, and the leash are in the checkpoint."""
+    """The checkpoint contains the running baseline, the critic with its optimizer, and
+    the leash.
+    """
     out, straight = tmp_path / "run", run_of(name)
     for num_steps in (1, 2):
         trainer = {**TWICE, "num_steps": num_steps}
@@ -231,7 +233,9 @@ def test_what_a_stale_sampler_saw_otherwise_is_cut(tmp_path: Path):
 def test_what_the_trainer_found_of_tokens_is_recorded_where_it_is_kept(
     tmp_path: Path, decoupled: bool
 ):
-    """Under rejection alone the sampler's own numbers once stood in its place, 0 apart."""
+    """With rejection only, the sampler's own numbers were recorded instead, with a
+    difference of 0.
+    """
     algorithm = {"decoupled": decoupled, "correction": {"reject": {}}}
     run_training(make_config(tmp_path, trainer=STEPS, algorithm=algorithm), resume=False)
     records = list(read_episodes(tmp_path / "episodes.jsonl"))
@@ -259,7 +263,7 @@ def test_flat_groups_are_replaced_by_other_questions(tmp_path: Path):
 def test_a_step_in_which_nothing_varies_ends_the_run_with_a_clear_word_and_a_checkpoint(
     tmp_path: Path,
 ):
-    """Exact match alone: the tiny model is never right, so every group is flat."""
+    """With exact match only: the tiny model is never right, so every group is flat."""
     out = tmp_path / "run"
     algorithm = {"dynamic_sampling": {"max_rounds": 2}}
     reward = {"structure_score": 0.0, "final_format_score": 0.0}
@@ -274,7 +278,7 @@ def test_a_step_in_which_nothing_varies_ends_the_run_with_a_clear_word_and_a_che
 
 
 def test_folded_contexts_are_learnt_as_they_were_sampled(tmp_path: Path):
-    """At staleness 0 the trainer says of every token what the sampler said: same context."""
+    """At staleness 0 the trainer's log-probabilities equal the sampler's: same context."""
     whole = {**FOLDED, "environment": {**FOLDED["environment"], "keep_observations": None}}
     for name, changes in {"folded": FOLDED, "whole": whole}.items():
         run_training(make_config(tmp_path / name, trainer=STEPS, **changes), resume=False)

@@ -1,4 +1,4 @@
-"""docs/architecture.md: its examples run, and every file that it sends the reader to is there."""
+"""docs/architecture.md: its examples run, and every file that it refers to exists."""
 
 import re
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Real collapses of a small model, in the real loop: the sentinel says so before exact match falls.
+"""Real collapses of a small model, in the real loop: the sentinel alarms before exact match falls.
 
-The model that ships searches too little, learns in a few steps to search, and is then ruined: by a
-reward that can be had without right answers, and by steps that are too large. What falling means is
-plain: the mean exact match of three steps is below half of the best such mean before.
+The shipped model searches too little, learns in a few steps to search, and is then ruined: by a
+reward that can be gamed, and by too large steps. A fall is defined simply: the mean exact match of
+three steps is below half of the best such mean before.
 """
 
 import json
@@ -36,19 +36,19 @@ NUM_LAST = 5
 
 
 def searches(episode: Episode) -> float:
-    """A reward that was meant to encourage searching, and pays best for never answering."""
+    """A reward that was meant to encourage searching, and is highest for never answering."""
     return float(episode.num_searches)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the questions are, and the search service."""
+    """The location of the questions, and the search service."""
 
     world: Path
     url: str
 
     def config(self, out: Path, seed: int, **changes: Any) -> RunConfig:
-        """A run from the shipped warm start on questions of one hop, without a forced last turn."""
+        """A run from the shipped warm start on one-hop questions, without a forced last turn."""
         tree: dict[str, Any] = {
             "seed": seed,
             "output_dir": str(out),
@@ -89,7 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def hacked(place: Place, out: Path, num_steps: int, **changes: Any) -> RunConfig:
-    """Learns what is right, and soon what pays better."""
+    """Learns to answer correctly, and soon what earns more."""
     trainer = {"num_steps": num_steps, "learning_rate": 1e-3}
     return place.config(out, seed=6, trainer=trainer, **changes)
 
@@ -102,7 +102,7 @@ def shaken(place: Place, out: Path, num_steps: int, **changes: Any) -> RunConfig
 
 @pytest.fixture(scope="module")
 def hacked_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """To its end, with nothing but warnings."""
+    """The run to its end, with nothing but warnings."""
     config = hacked(place, tmp_path_factory.mktemp("hacked"), num_steps=18, reward=HACKABLE)
     run_training(config, resume=False)
     return config
@@ -110,7 +110,7 @@ def hacked_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> RunCon
 
 @pytest.fixture(scope="module")
 def shaken_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """To its end, with nothing but warnings."""
+    """The run to its end, with nothing but warnings."""
     config = shaken(place, tmp_path_factory.mktemp("shaken"), num_steps=20)
     run_training(config, resume=False)
     return config
@@ -128,7 +128,7 @@ def fall_of(values: Sequence[float]) -> int:
 
 
 def alarms_of(config: RunConfig) -> list[Alarm]:
-    """What the sentinel says of the recorded metrics, as it did while they were made."""
+    """The sentinel's alarms on the recorded metrics, as during the run."""
     assert config.sentinel is not None
     sentinel = Sentinel(config.sentinel, config.trainer.max_grad_norm)
     rows = read_metrics(config.output_dir)

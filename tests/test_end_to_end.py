@@ -1,4 +1,4 @@
-"""The whole loop through the commands a user types, on a generated world and on real text."""
+"""The whole loop through the commands that a user types, on a generated world and on real text."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def write_recipe(path: Path, **sections: Any) -> Path:
 
 
 def assert_sound_records(run_dir: Path, num_steps: int, group_size: int) -> None:
-    """What a run promises of its records, whatever was learnt."""
+    """Checks what a run promises of its records, whatever it learned."""
     rows = read_metrics(run_dir)
     assert [row["step"] for row in rows] == list(range(num_steps))
     for row in rows:
@@ -122,7 +122,7 @@ def test_a_generated_world_from_random_weights_to_an_evaluation(
 
 
 def test_real_text_trains_and_evaluates_like_the_generated(tmp_path: Path, shared_data: Path):
-    """Nothing is special about the world: Wikipedia's paragraphs, over the same HTTP."""
+    """The world has no special status: here are Wikipedia's paragraphs, over the same HTTP."""
     data, index = tmp_path / "xquad", tmp_path / "index"
     forage("data", "squad", shared_data / "xquad.en.json", "--out", data)
     forage("index", "--corpus", data / "corpus.jsonl", "--out", index)

@@ -1,4 +1,4 @@
-"""Each extra brings all that its commands need: they run where nothing else is installed."""
+"""Each extra installs all that its commands need: they run in an otherwise empty install."""
 
 from __future__ import annotations
 

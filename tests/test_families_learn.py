@@ -1,4 +1,4 @@
-"""The whole loop, family by family: play, look, weigh, pack, learn, publish, save, go on."""
+"""The whole loop, family by family: play, search, credit, pack, learn, publish, save, resume."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ FOUND = reply_with(
 
 
 class SameSearch:
-    """Finds the same two passages, whatever is asked."""
+    """Finds the same two passages for every query."""
 
     async def search(self, query: str) -> SearchReply:
         return FOUND
 
 
 class Opening:
-    """A first turn that is given, with the log-probabilities that transformers computes for it.
+    """A fixed first turn, with the log-probabilities that transformers computes for it.
 
-    A random model would hardly ever search, or end a text; the later turns are the engine's.
+    A random model would hardly ever search or end a text; the engine samples the later turns.
     """
 
     def __init__(

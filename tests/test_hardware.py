@@ -78,7 +78,7 @@ def test_the_command_line_tells_openmp_before_torch_is_there():
 
 
 def test_a_server_bounds_the_kernels_that_are_kept_before_torch_is_there():
-    """A dense server grew from 0.5 to 1.4 GB over 45,000 queries of ever new shapes."""
+    """A dense server grew from 0.5 to 1.4 GB over 45,000 queries with ever new shapes."""
     program = (
         "import os, sys; from forage.commands.cli import main\n"
         "import forage.commands.serve_command\n"
@@ -94,7 +94,7 @@ def test_a_server_bounds_the_kernels_that_are_kept_before_torch_is_there():
 def test_the_chosen_kernel_is_as_exact_as_float32_at_every_shape_that_is_used(
     is_faster: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Also where the clock would rather have the other one."""
+    """Even if the other one is faster."""
     times = iter([2.0, 1.0] if is_faster else [1.0, 2.0])
     monkeypatch.setattr(hardware, "_fastest", lambda work: next(times))
     name = choose_matmul_kernel()
@@ -140,7 +140,7 @@ print(num_wrong)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a child begins where its parent has come to")
 def test_the_first_cosines_of_two_threads_are_exact():
-    """In half of the processes of an Intel with AVX-512 they were off by 1e-4: a whole rotation."""
+    """In half of the processes on an Intel with AVX-512 a whole rotation was off by 1e-4."""
     assert python(_FIRST_COSINES) == "0"
 
 
@@ -196,7 +196,7 @@ def test_cores_are_those_of_this_process():
 
 
 def test_memory_is_what_the_container_or_the_job_leaves(tmp_path: Path):
-    """A run was fitted to the machine's memory in a container of less, and killed there."""
+    """In a container with less memory, a run was fitted to the machine's memory, and killed."""
 
     def group(path: str, limit: str, used: int, files: int, version: int = 2) -> None:
         names = ("memory.max", "memory.current")
@@ -250,7 +250,7 @@ def test_keeping_freed_memory_may_be_asked_for_again_and_again():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="malloc_trim is glibc's")
 def test_freed_memory_of_all_threads_goes_back_to_the_kernel():
-    """A run grew to 19 GB: each thread that had learnt kept the most that it had ever freed."""
+    """A run grew to 19 GB: each thread that had learned kept the most it had ever freed."""
     program = """
 import threading, psutil, torch
 from forage.hardware import give_back_freed_memory, keep_freed_memory
@@ -299,7 +299,7 @@ def test_a_passing_thread_returns_and_raises_what_its_call_did_and_has_ended() -
 
 
 def test_what_is_loaded_is_spared_by_the_collector_until_the_run_ends():
-    """A collection of all of torch's objects held the event loop for 0.3 s, ten times a minute."""
+    """Collecting all of torch's objects blocked the event loop for 0.3 s, ten times a minute."""
     usual = gc.get_threshold()
     with loaded_objects_frozen():
         num_spared, rare = gc.get_freeze_count(), gc.get_threshold()
@@ -313,8 +313,9 @@ def test_what_is_loaded_is_spared_by_the_collector_until_the_run_ends():
 
 
 def test_the_way_to_another_machine_has_an_address_and_an_interface() -> None:
-    """gloo listened at what the machine's name means, loopback's address on many, and ranks of
-    two machines never met."""
+    """gloo listened on the address of the machine's name, often the loopback address, so ranks of
+    two machines could not connect.
+    """
     assert address_towards("127.0.0.1", 9) == "127.0.0.1"
     assert interface_of("127.0.0.1") in ("lo", "lo0")
     assert interface_of("203.0.113.9") is None

@@ -1,4 +1,4 @@
-"""The shape of forage/, from its syntax trees: import directions, names that stand once, sizes."""
+"""The shape of forage/, from its syntax trees: import directions, unique names, sizes."""
 
 import ast
 import re
@@ -119,10 +119,11 @@ Arrows = set[Arrow]
 
 
 def imported_modules(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
-    """(line, absolute module) of each import, inside functions and TYPE_CHECKING blocks too.
+    """(line, absolute module) of each import, including those in functions and TYPE_CHECKING
+    blocks.
 
-    ``from forage.data import corpus`` counts as ``forage.data.corpus``: a name that is no module
-    costs nothing, since only the room and the exceptions are looked at.
+    ``from forage.data import corpus`` counts as ``forage.data.corpus``; a name that is not a module
+    does no harm, since only the room and the exceptions are checked.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -153,7 +154,9 @@ def module_name(path: Path, package: Path) -> str:
 
 
 def find_violations(package: Path) -> list[str]:
-    """One sentence for each arrow that points up or sideways, and for each room without a level."""
+    """One sentence for each import that points up or sideways, and for each room without
+    a level.
+    """
     violations: list[str] = []
     for path in sorted(package.rglob("*.py")):
         module = module_name(path, package)
@@ -197,7 +200,7 @@ def imports_when_loaded(
 def arrows_between_files(package: Path) -> tuple[Arrows, Arrows]:
     """(importing, imported module) of all imports at module level: those that run, and the rest.
 
-    To import a module loads the ``__init__`` files of the folders above it, so these count too.
+    Importing a module loads the ``__init__`` files of the folders above it, so these count too.
     """
     files = {module_name(path, package): path for path in package.rglob("*.py")}
     run, for_types = set[Arrow](), set[Arrow]()
@@ -214,7 +217,7 @@ def arrows_between_files(package: Path) -> tuple[Arrows, Arrows]:
 
 
 def closing_a_cycle(arrows: Arrows, among: Arrows) -> Arrows:
-    """Those of ``arrows`` from whose end ``among`` lead back to their start."""
+    """Those of ``arrows`` whose end leads back to their start through ``among``."""
     following: dict[str, set[str]] = {}
     for start, end in among:
         following.setdefault(start, set()).add(end)
@@ -232,7 +235,7 @@ def closing_a_cycle(arrows: Arrows, among: Arrows) -> Arrows:
 
 
 def arrows_between_folders(package: Path) -> Arrows:
-    """(importing, imported folder) of all imports within a room, those in functions too."""
+    """(importing, imported folder) of all imports within a room, including those in functions."""
     files = {module_name(path, package): path for path in package.rglob("*.py")}
     arrows = set[Arrow]()
     for module, path in files.items():
@@ -405,7 +408,9 @@ def test_nothing_in_forage_prints() -> None:
 
 
 def test_every_package_that_forage_imports_is_declared() -> None:
-    """Without this, a package that another one happens to bring works until that one drops it."""
+    """Otherwise a package that another one happens to install works only until that one
+    drops it.
+    """
     lines = [line for line in metadata.requires(DISTRIBUTION) or [] if 'extra == "dev"' not in line]
     declared = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in lines}
     provided_by = metadata.packages_distributions()

@@ -1,4 +1,4 @@
-"""Nothing in forage/ reads a file with a loader that may run what the file names."""
+"""No loader in forage/ may run code that a file names."""
 
 import ast
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ OWN_PICKLES = {
 
 
 def calls() -> Iterator[tuple[str, int, str, ast.Call]]:
-    """(file, line, name of what is called, the call) of every call in forage/."""
+    """(file, line, name of the callee, the call) of every call in forage/."""
     for path, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
@@ -24,7 +24,7 @@ def calls() -> Iterator[tuple[str, int, str, ast.Call]]:
 
 
 def test_every_automatic_class_of_transformers_is_told_to_run_no_code() -> None:
-    """Left out, transformers asks at the terminal, and ``yes |`` or a key press ran the code."""
+    """Without it transformers asks at the terminal, and ``yes |`` or a key press ran the code."""
     found = {
         (path, line): {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         for path, line, name, call in calls()

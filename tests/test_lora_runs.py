@@ -42,7 +42,7 @@ def config_of(out: Path, algorithm: str, **model: Any) -> RunConfig:
 
 @cache
 def straight_run(algorithm: str) -> Path:
-    """A run that nothing stopped."""
+    """An uninterrupted run."""
     out = scratch() / f"lora-{algorithm}"
     run_training(config_of(out, algorithm), resume=False)
     return out

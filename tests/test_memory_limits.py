@@ -1,4 +1,4 @@
-"""Whole runs under a limit of memory, in a process of their own: they shrink, and do not die."""
+"""Whole runs with a memory limit, in separate processes: they shrink instead of dying."""
 
 import os
 import re
@@ -66,7 +66,7 @@ sys.exit(main(["train", recipe]))
 
 @cache
 def model() -> Path:
-    """Of five million parameters: a step of it takes 0.8 GB in one micro-batch."""
+    """A model of five million parameters: a step takes 0.8 GB in one micro-batch."""
     out, world = scratch() / "six-layers", world_dir()
     shape = ModelShape(vocabulary=400, hidden_size=256, num_layers=6, max_tokens=MAX_TOKENS)
     make_model(world / "corpus.jsonl", world / "train.jsonl", out, shape, seed=0)
@@ -92,7 +92,7 @@ def run_limited(config: RunConfig, megabytes: int, how: str) -> subprocess.Compl
 
 
 def test_a_run_that_would_exceed_its_limit_learns_smaller_micro_batches(tmp_path: Path) -> None:
-    """The plan was made once, before another program had taken what it counted on."""
+    """The plan was made once, before another program took the memory it relied on."""
     config = config_of(tmp_path / "run")
     done = run_limited(config, 500, "seen")
     assert done.returncode == 0, done.stderr
@@ -103,7 +103,7 @@ def test_a_run_that_would_exceed_its_limit_learns_smaller_micro_batches(tmp_path
 
 
 def test_the_same_run_dies_where_nobody_looks(tmp_path: Path) -> None:
-    """The control: without the look at what is free, this limit ends the run."""
+    """The control: without checking the free memory, this limit ends the run."""
     done = run_limited(config_of(tmp_path / "run"), 500, "unseen")
     assert done.returncode not in (0, 2)
     assert re.search("allocate memory|MemoryError", done.stderr), done.stderr
@@ -122,7 +122,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of our own, of version 2 or 1, where this process may make one."""
+    """A control group for the test, of version 2 or 1, if this process may create one."""
     is_second = "memory" in (
         (CGROUP / "cgroup.subtree_control").read_text().split()
         if (CGROUP / "cgroup.subtree_control").exists()

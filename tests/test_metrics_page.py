@@ -1,4 +1,4 @@
-"""docs/metrics.md and the code name the same metrics: each logged one is explained there."""
+"""docs/metrics.md and the code name the same metrics: the page explains each logged one."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ ROOMS = (
     *("algorithms", "training", "watch", "evaluation/along_training.py"),
     *("retrieval/client", "rollout/engines/engine.py"),
 )
-"""Where metrics are made; elsewhere such strings are paths or model names."""
+"""Files that create metrics; in others such strings are paths or model names."""
 PATHS_OF_OTHERS = (
     ROOT / "forage" / "training" / "layouts",
     ROOT / "forage" / "watch" / "trackers",
@@ -36,13 +36,13 @@ def logged() -> set[str]:
 
 
 def logged_families() -> set[str]:
-    """The beginnings of names that are put together, such as ``em/hops_``."""
+    """The prefixes of composed names, such as ``em/hops_``."""
     families = {text[:-1] for text in literals() if text.endswith("*")}
     return {text for text in families if re.fullmatch(r"[a-z_]+/[a-z_]*", text)}
 
 
 def explained() -> set[str]:
-    """The names in the first column; `a`, `b` stand beside each other."""
+    """The names in the first column; one cell may list several, as in `a`, `b`."""
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}

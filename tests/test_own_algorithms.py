@@ -1,4 +1,4 @@
-"""An estimator and a loss of the user's own: found, trained with, resumed, planned, and refused."""
+"""A user's estimator and loss: found, trained with, resumed, planned, and refused."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -113,7 +113,7 @@ def first_only(rewards_G: Sequence[float]) -> list[float]:
 
 
 def test_a_run_trains_with_both_resumes_and_is_planned(tmp_path: Path):
-    """Resumed after one step, it ends with the metrics of a run without a break."""
+    """Resumed after one step, it ends with the metrics of an uninterrupted run."""
     overrides = (*BOTH, "algorithm.loss=examples.algorithms:BoundedRatio", "algorithm.loss.cap=1.5")
     whole = forage.Run(config_for(tmp_path / "whole"), *overrides, search=own_search)
     make_plan(whole.config)

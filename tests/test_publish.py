@@ -1,4 +1,6 @@
-"""The weights' way to the engine: sampling goes on beside gradients, and stops for the update."""
+"""Weights on their way to the engine: sampling continues during gradients, and stops for the
+update.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +15,7 @@ from forage.types import EngineError
 
 
 class NotingEngine:
-    """Notes when it is updated, and to which version."""
+    """Records when it is updated, and to which version."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -35,7 +37,7 @@ def publisher() -> tuple[NotingEngine, Any, Publisher]:
 
 
 async def test_several_updates_of_a_step_are_one_update_of_the_engine():
-    """From the first change of the weights to the new version no token is sampled between."""
+    """From the first change of the weights to the new version no token is sampled."""
     engine, trainer, weights = publisher()
 
     def learn() -> None:
@@ -53,7 +55,7 @@ async def test_several_updates_of_a_step_are_one_update_of_the_engine():
 
 
 async def test_what_goes_on_after_a_failed_update_is_the_same_update():
-    """A run that goes back to a checkpoint does so in the middle of an update."""
+    """A run that rolls back to a checkpoint does so in the middle of an update."""
     engine, trainer, weights = publisher()
 
     def diverge() -> None:

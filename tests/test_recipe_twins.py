@@ -1,7 +1,7 @@
 """Each published recipe, shrunk to a CPU, through the command that a user types.
 
-The twins start from the small models that ship: these read, search less than they should, and stop
-too early. A few steps at a large rate are enough to see the reward rise well beyond its noise.
+The twins start from the small shipped models, which read, search less than they should, and stop
+too early. A few steps at a large rate are enough for the reward to rise well beyond its noise.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from tests.tiny_runs import scratch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_logging_stays_as_it_was")]
 
 RISE = 0.1
-"""How much the mean reward of the last two steps is above the first step's, at least."""
+"""The minimum rise of the mean reward from the first step to the last two steps."""
 
 # Keys that a run leaves to its plan, to an evaluation or to a report, and one that is read when a
 # right answer has too many tags (tests/rewards turns it): no episode of the small model has.
@@ -42,7 +42,7 @@ NOT_READ_IN_TRAINING = (
 
 @cache
 def world_dir(num_hops: int) -> Path:
-    """Questions of one number of hops; the articles are the same for all."""
+    """Questions with one number of hops; the articles are the same for all."""
     out = scratch() / f"twins-{num_hops}"
     write_world(out, size=2000, seed=0, num_hops=num_hops)
     return out
@@ -63,7 +63,9 @@ def _logging_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[type, str]]]:
-    """Which settings are read from here on, by section and key; writing them all out is no use."""
+    """Records which settings are read from here on, by section and key; writing them out does not
+    count.
+    """
     reads: set[tuple[type, str]] = set()
     is_on = [False]
     original = BaseModel.__getattribute__
@@ -91,10 +93,10 @@ def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[type, 
 
 
 def section_and_key(config: RunConfig, key: str) -> tuple[type, str]:
-    """``trainer.num_steps`` as the class that holds it and its name there.
+    """``trainer.num_steps`` as the class that contains it and its name there.
 
-    A section that is one of several kinds is of the class that ``config`` has there; that its kind
-    is read is to say that the section is.
+    A section with several kinds has the class of its kind in ``config``; reading its kind counts as
+    reading the section.
     """
     *sections, name = key.removesuffix(".kind").split(".")
     model: BaseModel = config
@@ -139,7 +141,7 @@ def test_a_twin_runs_searches_and_learns_and_reads_every_key_of_its_recipe(
 def test_a_step_is_trained_in_a_dialect_that_the_small_models_do_not_know(
     dialect: str, search_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their twins learn in Forage's dialect; that the original's is played is tested apart."""
+    """Their twins learn in Forage's dialect; another test plays the original's."""
     monkeypatch.chdir(CONFIGS.parent)
     recipe = "rlinf-3b" if dialect == "rlinf" else "verl-sglang-3b"
     reply = [] if dialect == "rlinf" else ["environment.max_reply_characters=256"]

@@ -1,4 +1,4 @@
-"""The published recipes: each loads, plans, holds its figures, and has a faithful twin."""
+"""The published recipes: each loads, plans, has its figures, and has a faithful twin."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -207,7 +207,7 @@ def test_a_recipe_names_its_source(recipe: str) -> None:
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_each_file_loads_and_no_key_in_it_is_unread(path: Path) -> None:
-    """Unknown and dead keys are refused at load; here none of the known ones goes unread."""
+    """Unknown and dead keys are refused at load; here no known key remains unread."""
     assert isinstance(load_config(path), RunConfig)
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     given = {key for key, value in flat(tree) if value is not None} - {BASE}

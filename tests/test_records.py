@@ -1,4 +1,4 @@
-"""Episodes and metrics survive the way to disk and back, and a resumed run's cut."""
+"""Episodes and metrics survive writing, reading and a resumed run's truncation."""
 
 import errno
 import json
@@ -214,7 +214,7 @@ def test_a_directory_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) ->
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 @pytest.mark.parametrize("name", [METRICS_FILE, EPISODES_FILE])
 def test_a_disk_that_is_full_names_the_file_and_what_to_do(tmp_path: Path, name: str) -> None:
-    """The error was "No space left on device", of which file was not said."""
+    """The error was "No space left on device", without the file."""
     (tmp_path / name).symlink_to("/dev/full")
     said = pytest.raises(UserError, match=rf"cannot write .*{name}: No space left .* with --resume")
     with said, RunRecords(tmp_path, has_tensorboard=False) as records:
@@ -222,7 +222,9 @@ def test_a_disk_that_is_full_names_the_file_and_what_to_do(tmp_path: Path, name:
 
 
 def test_two_runs_do_not_write_to_one_directory(tmp_path: Path) -> None:
-    """A second --resume of the same run cut what the first was writing, and both went on."""
+    """A second --resume of the same run truncated what the first was writing, and both
+    continued.
+    """
     with RunRecords(tmp_path, has_tensorboard=False) as records:
         records.write_metrics(0, {"reward/mean": 0.5})
         with pytest.raises(UserError, match="another process is writing"):
@@ -235,7 +237,7 @@ def test_two_runs_do_not_write_to_one_directory(tmp_path: Path) -> None:
 def test_where_files_cannot_be_locked_a_run_goes_on_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A disk of a cluster without locks (Lustre without flock) refused every run."""
+    """A cluster's file system without locks (Lustre without flock) refused every run."""
 
     def refuse(file: object, operation: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -292,7 +294,7 @@ def test_the_calls_of_a_turn_come_back_with_arguments_results_and_failure() -> N
 
 
 def test_what_training_noted_of_tokens_stays_with_its_episode(tmp_path: Path):
-    """One advantage for a whole episode is written once; one a token, token by token."""
+    """A single advantage for an episode is written once; one per token, token by token."""
     question = make_episode().question
     episodes = tuple(make_episode(member) for member in range(3))
     group = Group(question, episodes)

@@ -1,4 +1,4 @@
-"""Servers that a test updates together: their pool, and an update that brings a version alone."""
+"""Servers that a test updates together: their pool, and an update that only brings a version."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

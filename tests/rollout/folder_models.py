@@ -1,4 +1,4 @@
-"""Models that stand-ins for servers load from the folders of an update, and what they compute."""
+"""Models that stand-ins for servers load from an update's folders, and their results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _load(folder: Path) -> PreTrainedModel:
 
 @torch.no_grad()
 def logprobs_by(model: PreTrainedModel, token_ids: Sequence[int]) -> list[float]:
-    """The log-probability of each token but the first, by a plain forward pass."""
+    """The log-probability of each token but the first, from a plain forward pass."""
     logits_TV = model(input_ids=torch.tensor([list(token_ids)])).logits[0]
     targets_T = torch.tensor(token_ids[1:])[:, None]
     return torch.log_softmax(logits_TV[:-1], dim=-1).gather(1, targets_T)[:, 0].tolist()

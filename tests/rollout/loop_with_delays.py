@@ -1,7 +1,7 @@
-"""The loop's way of groups, engine and weights, with random delays of play, training and publish.
+"""The loop's groups, engine and weights, with random delays of play, training and publish.
 
 The trainer changes weights at random instead of learning; everything between it and the sampled
-tokens is the real thing. Every set of weights is kept, so that a token can be held against them.
+tokens is real. Every set of weights is kept, so that each token can be checked against it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,30 @@ NUM_TURNS = 2
 
 @dataclass(frozen=True)
 class Token:
-    """A sampled token: the step that learns from it, the weights that it bears, and its odds."""
+    """A sampled token: the step that learns from it, its weights' version, and its
+    probabilities.
+    """
 
     step: int
     version: int
     logprob: float
     expected: float
-    """The log-probability under the weights of ``version``, over keys and values of theirs."""
+    """The log-probability under the weights of ``version``, with keys and values of the same
+    version.
+    """
     is_after_update: bool
     """Whether an earlier token of the episode was sampled with older weights."""
 
 
 def check_bound(tokens: Sequence[Token], max_staleness: int) -> None:
-    """No token is older than ``max_staleness`` steps, none is of the future."""
+    """Checks that no token is more than ``max_staleness`` steps old or from a later version."""
     ages = [token.step - token.version for token in tokens]
     assert min(ages) >= 0
     assert max(ages) <= max_staleness
 
 
 class LoopWithDelays:
-    """A run of ``num_steps``; each pause is drawn from ``seed`` and at most ``longest_s``."""
+    """A run of ``num_steps``; each pause is drawn from ``seed`` and lasts up to ``longest_s``."""
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class LoopWithDelays:
         return steps
 
     def tokens(self, steps: list[list[Group]]) -> Iterator[Token]:
-        """Every token that was sampled, with what its weights say of it."""
+        """Every sampled token, with its log-probability under its version's weights."""
         for step, groups in enumerate(steps):
             for episode in (episode for group in groups for episode in group.episodes_G):
                 yield from self._tokens(step, episode)
@@ -117,7 +121,7 @@ class LoopWithDelays:
         return torch.log_softmax(logits_TV[:-1], -1).gather(1, following)[:, 0]
 
     async def _pause(self) -> None:
-        """Nothing, a moment, or a long while."""
+        """Waits not at all, a moment, or a long while."""
         await asyncio.sleep(self._longest_s * self._random.choice((0.0, 0.1, 1.0)))
 
     def _change_weights(self) -> None:

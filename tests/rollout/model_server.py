@@ -1,8 +1,8 @@
 """A model server for tests: real HTTP on a loopback port, both forms of OpenAI's API, and faults.
 
-What the model writes is a function of what it was shown; around that the server does what vLLM
-does (token ids, log-probabilities, the stop string kept) or what closed services do (text alone,
-the stop string removed).
+The model's text is a function of its input. Otherwise the server behaves like vLLM (token ids,
+log-probabilities, the stop string kept) or like closed services (text only, the stop string
+removed).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.fakes import logprob_at, tiny_codec
 
 NAME = "tiny"
 Write = Callable[[str], str]
-"""What the model writes after a text, as if nothing stopped it."""
+"""The model's text after a prompt, without any stop."""
 
 
 @dataclass
@@ -43,15 +43,15 @@ class Seen:
 
 @dataclass
 class ModelServer:
-    """``faults`` are given first, one a request; change any field between requests."""
+    """``faults`` come first, one per request; any field may be changed between requests."""
 
     write: Write = lambda _: "<answer> Tiber </answer>"
     codec: Codec = field(default_factory=tiny_codec)
     faults: deque[Response | None] = field(default_factory=deque)
     changes: dict[str, Any] = field(default_factory=dict)
-    """Fields of the reply's choice that are other than they should be (None: left out)."""
+    """Fields of the reply's choice that are wrong (None: left out)."""
     dies_after: int | None = None
-    """Requests for a turn after which it stops, and nothing listens any more."""
+    """Number of turns after which it stops listening."""
     max_model_len: int | None = None
     key: str | None = None
     seen: list[Seen] = field(default_factory=list)
@@ -62,7 +62,7 @@ class ModelServer:
     stop: Callable[[], None] = lambda: None
 
     def requests(self, path: str = "completions") -> list[Seen]:
-        """What was asked for, the engine's first question (its probe) left out."""
+        """The requests received, without the engine's first one (its probe)."""
         return [seen for seen in self.seen if seen.path.endswith(path)][1:]
 
     def app(self) -> FastAPI:
@@ -170,20 +170,20 @@ def _until_stop(ids: list[int], body: dict[str, Any], table: StopTable) -> tuple
 def error(
     status: int, message: str, code: str | int | None = None, retry_after: str | None = None
 ) -> Response:
-    """An error document in OpenAI's shape."""
+    """An error document in OpenAI's format."""
     document = {"error": {"message": message, "type": "x", "code": code}}
     headers = {"Retry-After": retry_after} if retry_after is not None else None
     return JSONResponse(document, status, headers)
 
 
 def page() -> Response:
-    """What a proxy answers in the server's place, with status 200."""
+    """A proxy's page instead of the server's reply, with status 200."""
     return HTMLResponse("<html><body>Please sign in.</body></html>")
 
 
 @contextmanager
 def serving(server: ModelServer, port: int = 0) -> Iterator[ModelServer]:
-    """The server on a thread of its own until the end; sets ``url``."""
+    """Runs the server on a separate thread until the end; sets ``url``."""
     sock = bind_port("127.0.0.1", port)
     server.url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
     settings = uvicorn.Config(server.app(), log_level="warning", timeout_graceful_shutdown=1)

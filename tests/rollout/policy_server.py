@@ -1,8 +1,8 @@
 """A stand-in for a vLLM server: its routes over real HTTP, a model that counts, and faults.
 
-The model writes ``last id + 1`` and so on; what it was asked is kept. It has weights only by name:
-``update`` steps are noted, and their version is what the tokens bear. It answers as the real server
-does, wrong requests and wrong orders, too: ``test_vllm_contract.py`` asks both.
+The model writes ``last id + 1`` and so on; requests are recorded. Its weights are only names:
+``update`` steps are recorded, and tokens carry their version. It answers like the real server,
+including wrong requests and wrong orders: ``test_vllm_contract.py`` tests both.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Embedded = Body(embed=True)
 
 
 def counted_logprobs(token_ids: Sequence[int]) -> list[float]:
-    """A text's log-probabilities where no weights are read: a function of each token's id."""
+    """A text's log-probabilities if no weights are read: a function of each token's id."""
     return [-0.1 - token_id % 7 for token_id in token_ids[1:]]
 
 
 @dataclass
 class PolicyServer:
-    """``faults`` are given to the next turns, first to last; change any field between requests."""
+    """``faults`` apply to the next turns in order; any field may be changed between requests."""
 
     faults: deque[Response] = field(default_factory=deque)
     changes: dict[str, Any] = field(default_factory=dict)
-    """Fields of a turn's choice that are other than they should be."""
+    """Fields of a turn's choice that are wrong."""
     model_config: dict[str, Any] = field(
         default_factory=lambda: {
             "logprobs_mode": "processed_logprobs",
@@ -72,28 +72,28 @@ class PolicyServer:
     max_logprobs: int = 100
     lora_rank: int = 0
     codec: Codec | None = None
-    """What its tokens read in; without it they read as nothing."""
+    """The tokenizer that its tokens belong to; None if there is none."""
     about: str = "0.32.0"
     without: frozenset[str] = frozenset()
-    """Routes, and methods of its workers, that it does not have."""
+    """Routes, and methods of its workers, that are missing."""
     misfits: list[str] = field(default_factory=list)
     gpu: list[str] = field(default_factory=list)
     drawing: str = ""
-    """Its model, as vLLM draws it."""
+    """Its model, in vLLM's printed form."""
     columns: dict[str, list[float]] = field(default_factory=dict)
     broken: str = ""
-    """A route, or a method of its workers, that answers with an error."""
+    """A route, or a method of its workers, that returns an error."""
     keeps_version: bool = False
     is_asleep: bool = False
-    """Turns wait, as after a pause, until it is told to go on."""
+    """Turns wait, as after a pause, until it is resumed."""
     dropped: set[str] = field(default_factory=set)
-    """Parts of its memory that sleep; a turn that does not wait meanwhile ends the server."""
+    """Parts of its memory that sleep; a turn that does not wait for them ends the server."""
     num_aborts: int = 0
     """How often all turns in flight were aborted."""
     is_updating: bool = False
     has_joined: bool = False
     has_weights: bool = True
-    """Not from the start of an update to its end: a turn between them ends the server."""
+    """False from the start of an update to its end: a turn in between ends the server."""
     is_dead: bool = False
     adapters: set[str] = field(default_factory=set)
     version: str = "default"
@@ -101,14 +101,14 @@ class PolicyServer:
     notes: list[str] = field(default_factory=list)
     sleep_levels: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
-    """Turns wait for it where there is one."""
+    """Turns wait for this event if it is set."""
     num_waiting: int = 0
     reads_weights: bool = False
-    """Whether it loads the models in its folders, and knows texts by them."""
+    """Whether it loads the models in its folders, and scores texts with them."""
     text_logprobs: TextLogprobs = counted_logprobs
-    """What it computes for the tokens of a text; of models that it loads, what they say."""
+    """Its log-probabilities of a text's tokens; from the models, if it loads them."""
     wrong_by: float = 0.0
-    """What is added to that."""
+    """An offset added to those values."""
     without_texts: bool = False
     """Whether its replies lack the log-probabilities of a text."""
     texts: list[dict[str, Any]] = field(default_factory=list)
@@ -168,7 +168,7 @@ class PolicyServer:
         return {"world_size": 1}
 
     async def _note(self, request: Request) -> None:
-        """Note a step; raises where it is the one that is broken."""
+        """Records a step; raises if it is the broken one."""
         self.notes.append(request.url.path)
         if request.url.path == self.broken:
             raise HTTPException(500, "it is broken")
@@ -196,7 +196,7 @@ class PolicyServer:
         return {"status": "sleeping", "level": level}
 
     async def _wake(self, tags: Annotated[list[str] | None, Query()] = None) -> dict[str, str]:
-        """What is whole goes on at once, also where it was only paused."""
+        """Resumes at once if nothing sleeps any more, even if it was only paused."""
         asked = [f"/wake_up {part}" for part in tags or ()]
         self.notes += asked
         if self.broken in asked:
@@ -295,7 +295,7 @@ class PolicyServer:
         return {"results": [answers.get(method)]}
 
     def _change_weights(self, method: str, kwargs: dict[str, Any]) -> None:
-        """What the methods that load do; raises where there is nothing to load."""
+        """The effect of the loading methods; raises if there is nothing to load."""
         folder = kwargs.get("folder") or kwargs.get("weights_path")
         if method == "reload_weights":  # one that fails leaves layers without weights
             self.has_weights = folder is None
@@ -342,13 +342,13 @@ class PolicyServer:
 
     @property
     def _room(self) -> int:
-        """Tokens that its context holds."""
+        """The size of its context in tokens."""
         return self.model_config.get("max_model_len", 1000)
 
 
 @contextmanager
 def policy_serving(server: PolicyServer, port: int = 0) -> Iterator[PolicyServer]:
-    """The server on a thread of its own until the end; sets ``url``."""
+    """Runs the server on a separate thread until the end; sets ``url``."""
     sock = bind_port("127.0.0.1", port)
     server.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     settings = uvicorn.Config(server.app(), log_level="warning", timeout_graceful_shutdown=0)

@@ -1,7 +1,7 @@
-"""The words of the stand-in for a vLLM server: what it takes, what it refuses, what it writes.
+"""The protocol of the stand-in for a vLLM server: what it accepts, refuses and returns.
 
-They are vLLM 0.32's, as far as Forage reads them: ``test_vllm_contract.py`` asks both. What becomes
-of the server's state is in ``policy_server.py``.
+It is vLLM 0.32's, as far as Forage reads it: ``test_vllm_contract.py`` tests both. The server's
+state is in ``policy_server.py``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METHODS: dict[str, set[str]] = {
 
 
 class Knobs(BaseModel):
-    """Those of vLLM's sampling parameters that the stand-in heeds."""
+    """Those of vLLM's sampling parameters that the stand-in implements."""
 
     max_tokens: int = Field(16, ge=1)
     temperature: float = Field(1.0, ge=0)
@@ -45,7 +45,7 @@ class Knobs(BaseModel):
 
 
 class Turn(BaseModel):
-    """What ``/inference/v1/generate`` is asked."""
+    """The request of ``/inference/v1/generate``."""
 
     token_ids: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     sampling_params: Knobs
@@ -55,10 +55,10 @@ class Turn(BaseModel):
 
 
 def refuse(turn: Turn, models: Collection[str], room: int, num_ids: int | None, most: int) -> None:
-    """Raise ``HTTPException`` for what vLLM refuses once it has read the turn.
+    """Raises ``HTTPException`` for what vLLM refuses once it has read the turn.
 
-    ``room`` is its context in tokens, ``num_ids`` its vocabulary, None where that is not known, and
-    ``most`` what it gives of log-probabilities.
+    ``room`` is its context in tokens, ``num_ids`` its vocabulary (None if unknown), and ``most``
+    its maximum number of log-probabilities.
     """
     if turn.model not in models:
         raise HTTPException(404, f"The model `{turn.model}` does not exist.")
@@ -78,7 +78,7 @@ def _unknown(token_ids: Sequence[int], num_ids: int | None) -> Iterator[int]:
 
 
 def choice_of(turn: Turn, version: str, room: int) -> dict[str, Any]:
-    """What the model writes: ``last id + 1`` and so on, to a stop token or to the end of a room."""
+    """The model's turn: ``last id + 1`` and so on, up to a stop token or the end of a limit."""
     knobs, last = turn.sampling_params, turn.token_ids[-1]
     ids: list[int] = []
     reason = "length"
@@ -109,7 +109,7 @@ ABORTED: dict[str, Any] = {
 
 
 def _candidates(number: int, index: int, sampled: int) -> list[dict[str, float]]:
-    """As vLLM does: the sampled token first, also where none is asked for, and the number in all.
+    """Like vLLM: the sampled token first, even if none is requested, and the total number.
 
     Tokens 0 and 1 are the likeliest, and all others but the sampled one were cut off.
     """
@@ -131,5 +131,5 @@ def refused(request: Request, why: Any) -> Response:
 
 
 def misunderstood(request: Request, why: Any) -> Response:
-    """The document of a body or a parameter of another shape: 400, where FastAPI says 422."""
+    """The document for a body or a parameter of the wrong type: 400, where FastAPI returns 422."""
     return JSONResponse({"error": {"message": str(why.errors()), "code": 400}}, 400)

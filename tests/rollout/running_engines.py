@@ -46,7 +46,7 @@ async def running_engine(
 
 
 async def publish(engine: TorchEngine, version: int) -> None:
-    """From now on the engine's weights, as they are, have this version."""
+    """Gives the engine's current weights this version."""
     async with engine.updating(lambda: version):
         pass
 
@@ -69,7 +69,9 @@ def tokens(start: int, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Plan:
-    """An episode by number: its prompt's length, then each turn's length and observation's."""
+    """An episode by number: its prompt's length, then each turn's length and
+    observation's length.
+    """
 
     key: str = "0/q/0"
     num_prompt: int = 11
@@ -88,7 +90,7 @@ class Played:
 async def play(
     engine: TorchEngine, plan: Plan, release: bool = True, token_ids: Sequence[int] = ()
 ) -> Played:
-    """Play a plan to its end (``token_ids`` replaces its prompt)."""
+    """Plays a plan to its end (``token_ids`` replaces its prompt)."""
     transcript = list(token_ids or tokens(1, plan.num_prompt))
     completions: list[tuple[int, Completion]] = []
     for index, (num_sampled, num_observed) in enumerate(plan.turns):

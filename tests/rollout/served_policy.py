@@ -1,4 +1,4 @@
-"""A real vLLM server with weights that a test changes, and what their policy says of a turn."""
+"""A real vLLM server with weights that a test changes, and their policy's log-probabilities."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -44,7 +44,7 @@ def ask(key: str = "0/q/0", **changes: Any) -> Sampling:
 
 
 class Served:
-    """The real server with the weights of ``model``, which ``change`` makes other ones."""
+    """The real server with the weights of ``model``, which ``change`` modifies."""
 
     def __init__(self, timeout_s: float = 20.0) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
@@ -58,7 +58,7 @@ class Served:
         self.models: dict[int, PreTrainedModel] = {}
 
     def change(self, scale: float = 0.3) -> None:
-        """Other weights, so large that each token matters; the old ones are kept by version."""
+        """Changes the weights so much that each token matters; keeps the old ones by version."""
         change_weights(self.model, self.version, scale)
         self.version += 1
 
@@ -72,7 +72,7 @@ class Served:
     def logprobs(
         self, prompt: Sequence[int], completion: Completion, temperature: float = 1.0
     ) -> Tensor:
-        """What the policy of the last version says of the sampled tokens."""
+        """The log-probabilities of the sampled tokens under the last version's policy."""
         return logprobs_of(self.model, prompt, completion.token_ids_T, temperature)
 
 
@@ -92,7 +92,7 @@ def difference(completion: Completion, expected: Tensor) -> float:
 
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[Served]:
-    """With its first, changed weights published."""
+    """A server with its first, changed weights published."""
     it = Served(**settings)
     it.change()
     await it.publish()
@@ -103,7 +103,7 @@ async def served(**settings: Any) -> AsyncIterator[Served]:
 
 
 async def in_flight(engine: ServedEngine, server: VllmServer, key: str) -> asyncio.Task[Completion]:
-    """A long turn that the server samples at this moment; one that has ended is begun again."""
+    """A long turn that the server is sampling at this moment; one that has ended is restarted."""
     while True:
         sampling = ask(key, max_tokens=300, stop_ids=())
         turn = asyncio.create_task(engine.generate(PROMPT, sampling))

@@ -1,8 +1,8 @@
-"""A stand-in for an SGLang server in a process of its own: its routes, and torch behind them.
+"""A stand-in for an SGLang server in a separate process: its routes, with torch behind them.
 
-What its one worker does for a group is what SGLang 0.5.23 does: it makes the group by torch's own
-helper, waits as long as torch does by itself, and receives tensor by tensor into new memory. Its
-model is a table of names and shapes. Run by ``sglang_serving``; it needs neither Forage nor SGLang.
+Its one worker treats a group like SGLang 0.5.23: it creates the group with torch's own helper,
+waits as long as torch does by default, and receives tensor by tensor into new memory. Its model is
+a table of names and shapes. ``sglang_serving`` runs it; it needs neither Forage nor SGLang.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ Work = Callable[[dict[str, Any]], Reply]
 
 
 class Worker:
-    """What SGLang's scheduler and its tensor-parallel rank 0 do, one request after another."""
+    """SGLang's scheduler and its tensor-parallel rank 0, one request after another."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, list[int]] = {}
-        """Of its model's weights, as far as a test says; others are loaded whatever they are."""
+        """Shapes of its model's weights, as far as a test sets them; others are loaded
+        unchecked.
+        """
         self.loaded: dict[str, list[Any]] = {}
         self.sums: dict[str, float] = {}
-        """Of the weights that it computes with."""
+        """A digest of the weights that it computes with."""
         self.keeps_weights = False
-        """Whether it receives new weights, says so, and computes with those that it has."""
+        """Whether it receives new weights, reports them, and computes with the old ones."""
         self.refuses_bucket = self.dies_at_bucket = -1
         self.needs_session = True
         self._groups: dict[str, Any] = {}
@@ -69,7 +71,7 @@ class Worker:
         return True, "Succeeded to initialize custom process group."
 
     def generate(self, body: dict[str, Any]) -> tuple[bool, list[Any]]:
-        """The log-probabilities of a text, which stand-ins compute of sums of weights."""
+        """The log-probabilities of a text, which stand-ins compute from sums of weights."""
         ids = body["input_ids"]
         values = [None, *logprobs_by(self.sums, ids)]
         return True, [[value, token_id, None] for value, token_id in zip(values, ids, strict=True)]
@@ -132,17 +134,17 @@ def summary(weight: torch.Tensor) -> list[Any]:
 
 @dataclass
 class Faults:
-    """What the stand-in does otherwise; set by ``POST /stand_in``."""
+    """Faults of the stand-in, set by ``POST /stand_in``."""
 
     without: str = ""
-    """A part of the paths that it does not have."""
+    """A part of the paths that are missing."""
     hangs_at: str = ""
-    """A path at which the scheduler stops for good: it answers nothing from then on."""
+    """A path at which the scheduler stops for good: it never answers again."""
     stages: int = 1
 
 
 class Server:
-    """SGLang's routes; the worker's are worked off by one thread, as SGLang's scheduler does."""
+    """SGLang's routes; one thread serves those of the worker, as SGLang's scheduler does."""
 
     def __init__(self) -> None:
         self._worker = Worker()
@@ -196,7 +198,7 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self._scheduler, work, body)
 
     def _stand_in(self, body: dict[str, Any]) -> web.Response:
-        """Set what ``body`` names; give what was loaded and asked, and forget that."""
+        """Sets the fields in ``body``; returns what was loaded and requested, and clears it."""
         for name, value in body.items():
             setattr(self._faults if hasattr(self._faults, name) else self._worker, name, value)
         told = {"loaded": self._worker.loaded, "asked": self._asked, "paused": self._is_paused}
@@ -206,7 +208,7 @@ class Server:
 
 
 def fixed_reply(path: str) -> web.Response | None:
-    """What SGLang answers at a route where that is always the same; None for the other routes."""
+    """SGLang's reply at a route where it is always the same; None for the other routes."""
     match path:
         case "/pause_generation" | "/continue_generation":
             done = "paused" if path == "/pause_generation" else "continued"
@@ -232,7 +234,7 @@ def _stop(_: dict[str, Any]) -> Reply:
 
 @contextmanager
 def sglang_serving(num_servers: int) -> Iterator[list[str]]:
-    """The addresses of new stand-ins, ended at the end."""
+    """The addresses of new stand-ins, which end with the block."""
     command = [sys.executable, "-m", __name__]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(num_servers)]
     try:

@@ -1,4 +1,4 @@
-"""Causal models of a few thousand random parameters, and what a plain forward says of tokens."""
+"""Causal models of a few thousand random parameters, and a plain forward's log-probabilities."""
 
 from __future__ import annotations
 
@@ -57,13 +57,15 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def uniform_shape(num_layers: int, num_kv_heads: int, head_dim: int) -> CacheShape:
-    """Plain attention alone, in layers that are alike."""
+    """Only plain attention, in identical layers."""
     layer = LayerShape(num_kv_heads, head_dim, head_dim)
     return CacheShape(dict.fromkeys(range(num_layers), layer))
 
 
 def change_weights(model: PreTrainedModel, seed: int, scale: float = 0.3) -> None:
-    """Add noise of ``scale`` times their spread: so other that each token's odds show it."""
+    """Adds noise of ``scale`` times their spread, enough for each token's probability to
+    show it.
+    """
     torch.manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():

@@ -50,6 +50,6 @@ class Stage:
 
 
 async def settle() -> None:
-    """Let every task run until it waits for something else than a turn of the loop."""
+    """Runs every task until it waits for something other than an iteration of the loop."""
     for _ in range(50):
         await asyncio.sleep(0)

@@ -67,7 +67,7 @@ def test_demonstrations_play_through_the_real_environment_to_their_answer():
 
 
 def test_what_a_good_demonstration_names_was_in_the_question_or_in_what_it_read():
-    """It shows how to read, so nothing in it may come from nowhere."""
+    """It shows how to read, so everything in it must come from somewhere."""
     for question, script in scripts(poor_share=0.0)[:60]:
         episode = play(question, script)
         known = question.text

@@ -1,4 +1,4 @@
-"""No barrier, a bound on staleness, a stable order, and an end that leaves nothing behind."""
+"""No barrier, a bound on staleness, a stable order, and an end without leftovers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ STEP_SIZE, GROUP_SIZE = 3, 2
 
 
 class Questions:
-    """Three questions a step, in the order of their numbers."""
+    """Three questions per step, in the order of their numbers."""
 
     def __init__(self, numbers: Sequence[int] | None = None) -> None:
         self._numbers = numbers
@@ -35,7 +35,7 @@ class Questions:
 
 
 class EverythingTeaches:
-    """Nothing is flat, nothing kept out."""
+    """Nothing is flat, nothing excluded."""
 
     def is_flat(self, group: Group) -> bool:
         return False
@@ -68,7 +68,7 @@ def groups_of(
 
 
 async def run_steps(max_staleness: int, num_steps: int) -> tuple[list[list[Group]], list[str]]:
-    """A training loop without a trainer: the groups of each step, and the log of what happened."""
+    """A training loop without a trainer: the groups of each step, and a log of events."""
     log: list[str] = []
     published = 0
 
@@ -163,8 +163,9 @@ async def test_a_resumed_run_asks_for_the_same_jobs():
 
 
 async def test_episodes_of_a_question_that_comes_twice_in_a_step_have_keys_of_their_own():
-    """Where two epochs meet in a step a question may come twice: both played under the same key,
-    took each other's slot, and the first turn of the two was never answered."""
+    """If two epochs meet in a step, a question may occur twice: both were played under the same
+    key, took each other's slot, and the first turn of the two was never answered.
+    """
     keys: list[str] = []
 
     async def play(job: Job) -> Episode:
@@ -190,7 +191,7 @@ async def test_a_bug_in_a_group_started_ahead_is_raised_when_its_step_comes():
 
 
 async def test_what_was_over_before_a_stop_is_kept_and_only_the_rest_is_played_again():
-    """Groups that were finished ahead, and those of the step that was stopped, were lost."""
+    """Groups finished in advance, and those of the stopped step, were lost."""
     stage, config = Stage(), config_of(max_staleness=1, num_steps=2)
     groups = groups_of(stage.play, config)
     waiting = asyncio.create_task(groups.next_groups(0))
@@ -303,7 +304,7 @@ async def test_a_wait_for_the_judge_holds_no_room_that_an_episode_needs():
 
 
 async def test_a_step_of_which_the_engine_failed_every_episode_ends_the_run_and_is_played_again():
-    """Servers that refused every turn gave a run that learnt nothing, and ended with 0."""
+    """Servers that refused every turn gave a run that learned nothing and ended with 0."""
 
     async def play(job: Job) -> Episode:
         is_fine = job.key.startswith("0/") and job.member

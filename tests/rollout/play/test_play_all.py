@@ -1,4 +1,4 @@
-"""Many jobs at once: in order, as many as there is room for, and nothing is left behind."""
+"""Many jobs at once: in order, as many as there is room for, and without leftovers."""
 
 import asyncio
 from dataclasses import replace
@@ -18,7 +18,7 @@ def jobs(count: int) -> list[Job]:
 
 
 def ignore(job: Job, episode: Episode) -> None:
-    """The test looks elsewhere."""
+    """Does nothing."""
 
 
 async def test_an_episode_that_waits_blocks_no_other():
@@ -51,7 +51,7 @@ async def test_never_more_episodes_than_allowed_run_and_they_start_in_order():
 
 
 async def test_episodes_begin_one_in_a_round_of_the_event_loop():
-    """Thousands that began in one round held the loop for seconds."""
+    """Thousands that began in one iteration blocked the loop for seconds."""
     rounds, begun = Rounds(), list[int]()
 
     async def play(job: Job) -> Episode:
@@ -64,7 +64,7 @@ async def test_episodes_begin_one_in_a_round_of_the_event_loop():
 
 
 async def test_no_more_jobs_are_made_than_are_played():
-    """Memory is bounded: an evaluation of a million questions is a million jobs one by one."""
+    """Memory is bounded: an evaluation of a million questions creates a million jobs one by one."""
     stage, made = Stage(), list[str]()
 
     def one_by_one():

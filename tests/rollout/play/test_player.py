@@ -1,4 +1,4 @@
-"""A job becomes an episode: the environment, an engine and a search, put together."""
+"""A job becomes an episode: the environment, an engine and a search together."""
 
 import pytest
 
@@ -57,8 +57,9 @@ async def test_every_member_of_a_group_gets_the_same_prompt():
 
 
 async def test_two_questions_of_one_id_are_asked_each_in_its_own_words():
-    """Prompts were kept by id: where training and test files both number from 1, the evaluation
-    along a training asked the training file's questions and scored them as its own."""
+    """Prompts were cached by id: if training and test files both count from 1, the evaluation
+    during a training asked the training file's questions and scored them as its own.
+    """
     one_player = player()
     for text in ("Which river is Rome on", "Who wrote Middlemarch"):
         engine = ScriptedEngine(tiny_tokenizer(), ANSWER)

@@ -35,7 +35,7 @@ class Letters:
 
 
 def played(plan: ReadingPlan, *observations: str) -> list[str]:
-    """The turns of a demonstration in which each search is answered by the next observation."""
+    """The turns of a demonstration in which each search returns the next observation."""
     codec = Letters()
     reader = Reader(QUESTION, plan, codec, lambda query: f"<search>{query}</search>")  # pyright: ignore[reportArgumentType]  # two methods of a codec
     ids, turns = codec.encode_trusted("Homer is asked for in the prompt."), []
@@ -62,7 +62,7 @@ def test_where_the_first_search_finds_nothing_the_other_is_tried() -> None:
 
 
 def test_what_was_not_read_is_not_answered() -> None:
-    """Else a model would learn to answer from nowhere."""
+    """Otherwise a model would learn to answer without a source."""
     with pytest.raises(EngineError, match="no search found"):
         played(ReadingPlan(("a",)), "Nothing.")
     [_, answer] = played(ReadingPlan(("a",), admits_failure=True), "Nothing.")

@@ -33,7 +33,7 @@ FLAT, VARIED, ANOTHER = group("a", 1, 1), group("b", 0, 1), group("c", 1, 0)
 
 
 def write(directory: Path, *steps: tuple[list[Group], list[Group]], first: int = 0) -> Path:
-    """An episode file of steps, each with the groups played and those learnt."""
+    """Writes an episode file of steps, each with the groups played and those trained on."""
     with RunRecords(directory, tiny_codec().identity(), has_tensorboard=False) as records:
         for step, (played, chosen) in enumerate(steps, start=first):
             records.write_groups(step, played, chosen)
@@ -41,7 +41,7 @@ def write(directory: Path, *steps: tuple[list[Group], list[Group]], first: int =
 
 
 def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
-    """Edit every line of an episode file."""
+    """Edits every line of an episode file."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
         edit(row)
@@ -50,12 +50,12 @@ def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
 
 
 def as_before(row: dict[str, Any]) -> None:
-    """The line as it was before groups were numbered."""
+    """The line in the format before groups were numbered."""
     del row["group"], row["is_chosen"]
 
 
 class WhatVaries:
-    """Flat is what earned the same."""
+    """Groups with equal rewards are flat."""
 
     def is_flat(self, group: Group) -> bool:
         return len({e.reward.value for e in group.episodes_G if e.reward}) == 1

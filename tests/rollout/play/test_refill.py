@@ -1,4 +1,4 @@
-"""Flat groups are replaced, in bounded rounds, and the end is clear when all are flat."""
+"""Flat groups are replaced, in bounded rounds, with a clear end if all are flat."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from tests.rollout.play.stage import Stage, episode_of, question, score, settle
 
 
 class Table:
-    """Plays groups that vary as the test has it, and remembers what was asked."""
+    """Plays groups that vary as the test specifies, and records the requests."""
 
     def __init__(self, varied: Sequence[int]) -> None:
         self.varied = {f"q{number}" for number in varied}
@@ -46,7 +46,7 @@ def groups(questions: Sequence[Question]) -> list[Group]:
 async def refilled(
     table: Table, own: int, spare: int, max_rounds: int = 10, oversampling: float = 1.0
 ):
-    """Plays ``own`` questions and wants as many groups that vary."""
+    """Plays ``own`` questions and requests as many groups that vary."""
     numbers = [question(number) for number in range(own + spare)]
     return await refill(
         groups(numbers[:own]),
@@ -115,7 +115,7 @@ def source(
     play: Play | None = None,
     kept: Mapping[str, Episode] = MappingProxyType({}),
 ) -> GroupsInFlight:
-    """Steps of two questions, and four spare ones each."""
+    """Steps of two questions, with four spare ones each."""
 
     async def play_at_once(job: Job) -> Episode:
         return replace(episode_of(job), status=status)
@@ -182,7 +182,7 @@ async def test_a_step_in_which_nothing_varies_says_what_was_tried_and_what_to_ch
 
 
 async def test_a_stop_while_flat_groups_are_replaced_keeps_what_is_over():
-    """The groups of the step and of its rounds were thrown away, and played again."""
+    """The groups of the step and of its rounds were discarded, and played again."""
     stage = Stage()
     groups = source(DynamicSamplingConfig(), [1, 2], play=stage.play)
     waiting = asyncio.create_task(groups.next_groups(0))
@@ -210,7 +210,7 @@ async def test_a_stop_while_flat_groups_are_replaced_keeps_what_is_over():
 
 
 async def test_groups_of_a_step_in_which_nothing_varies_are_played_again():
-    """Kept, they would end the resumed run by what ended this one."""
+    """If kept, they would end the resumed run for the same reason."""
     groups = source(DynamicSamplingConfig(max_rounds=1), varied=[])
     with pytest.raises(NothingToLearn):
         await groups.next_groups(0)
@@ -218,7 +218,7 @@ async def test_groups_of_a_step_in_which_nothing_varies_are_played_again():
 
 
 async def test_a_retriever_that_is_down_is_no_reason_to_end_the_run():
-    """Every group was flat because every episode was kept out: the run ended, blaming the data."""
+    """Every group was flat because every episode was excluded: the run ended, blaming the data."""
     config = DynamicSamplingConfig(max_rounds=1)
     found = await source(config, varied=[], status=Status.SEARCH_FAILED).next_groups(0)
     assert len(found.chosen) == len(found.played) == 4

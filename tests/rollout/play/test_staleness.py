@@ -1,4 +1,4 @@
-"""The bound on staleness while weights change in flight, whatever comes late."""
+"""The bound on staleness while weights change in flight, whatever arrives late."""
 
 import asyncio
 from typing import Literal
@@ -29,7 +29,7 @@ async def tokens_in_process(
 def test_no_token_is_older_than_the_bound_and_each_is_its_own_versions(
     seed: int, max_staleness: int
 ):
-    """Under random delays of play, training and publish; keys of old weights are computed anew."""
+    """With random delays of play, training and publish; keys of old weights are recomputed."""
     tokens = asyncio.run(tokens_in_process(max_staleness, "recompute", seed))
     check_bound(tokens, max_staleness)
     assert max(abs(token.logprob - token.expected) for token in tokens) < 1e-4

@@ -91,8 +91,9 @@ async def test_a_groups_prompt_is_computed_again_after_new_weights():
 
 
 async def test_new_weights_in_the_middle_of_a_turn_sample_its_later_tokens():
-    """Between the change of the weights and its announcement nothing may be sampled: tokens were
-    drawn there from new weights over old keys, and stamped with the old version."""
+    """Nothing may be sampled between the change of the weights and its announcement: tokens were
+    drawn there from new weights over old keys, and stamped with the old version.
+    """
     model, other = make_model(), make_model(seed=1)
     plain_old, plain_new = twin(model), twin(other)
     prompt = tokens(1, 30)
@@ -116,8 +117,9 @@ async def test_new_weights_in_the_middle_of_a_turn_sample_its_later_tokens():
 
 
 async def test_weights_that_diverged_leave_nothing_behind_after_a_rollback():
-    """Keys and values that were NaN stayed in the slots: a hidden key weighs 0, and 0 times NaN is
-    NaN, so a run that went back sampled from NaN."""
+    """NaN keys and values stayed in the slots: a hidden key has weight 0, and 0 times NaN is NaN,
+    so a run that was rolled back sampled from NaN.
+    """
     model = make_model()
     good = {name: weight.clone() for name, weight in model.state_dict().items()}
     async with running_engine(model) as engine:

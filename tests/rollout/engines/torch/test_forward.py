@@ -1,4 +1,4 @@
-"""One pass over what waits gives each stretch what transformers gives the whole episode."""
+"""One pass over all waiting tokens gives each stretch what transformers gives the whole episode."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def new_model_and_cache(dtype: torch.dtype = torch.float32):
 
 
 def by_transformers(episode: Sequence[int]) -> Tensor:
-    """Logits [V] after the last token, computed by transformers alone."""
+    """Logits [V] after the last token, computed by transformers itself."""
     model = new_model(VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, 1024, seed=0).eval()
     with torch.inference_mode():
         return model(input_ids=torch.tensor([list(episode)])).logits[0, -1]
@@ -128,7 +128,7 @@ def test_where_a_token_depends_on_its_company_shapes_are_fixed(monkeypatch: pyte
 )
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_in_bfloat16_one_pass_over_all_gives_the_bits_of_passes_of_fixed_shapes(num_threads: int):
-    """Single tokens attend over a run of slots, with idle ones and other parts' ones in it."""
+    """Single tokens attend over a run of slots that includes idle ones and those of other parts."""
     results: list[list[Tensor]] = []
     for kind, extra in ((PackedForward, (num_threads,)), (FixedForward, ())):
         model, cache = new_model_and_cache(torch.bfloat16)

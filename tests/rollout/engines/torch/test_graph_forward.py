@@ -1,6 +1,6 @@
-"""The passes of two fixed shapes, and the engine that begins a round before it has read the last.
+"""The passes of two fixed shapes, and the engine that begins a round before reading the last one.
 
-On a CPU the passes are called where a GPU replays them, with attention by its definition.
+On a CPU the passes are called instead of replayed as on a GPU, with attention by its definition.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ def test_products_in_bfloat16_over_weights_in_float32_are_near_those_of_float32(
 async def played(num_beside: int) -> list[Completion]:
     """An episode of turns that end at a stop token.
 
-    Others of its group begin while it plays, from the prompt that it has computed.
+    Other episodes of its group begin while it plays, from the prompt it has computed.
     """
     ids = prompt = tokens(1, 20)
     completions: list[Completion] = []
@@ -124,14 +124,17 @@ async def played(num_beside: int) -> list[Completion]:
 async def test_an_episode_that_begins_beside_another_changes_no_bit_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Its first token was sampled between two rounds, and so the token that ended a turn beside it
-    was read before the round after it: that round computed its keys in a pass of other bits."""
+    """Its first token was sampled between two rounds, so the token that ended another turn was read
+    before the following round, which computed its keys in a pass with other bits.
+    """
     run_ahead(monkeypatch, TwoRoundings)
     assert await played(num_beside=8) == await played(num_beside=0)
 
 
 async def test_a_closed_engine_leaves_no_keys_and_values_behind(monkeypatch: pytest.MonkeyPatch):
-    """They waited for Python to look for cycles: 39 GB beside the training step of a benchmark."""
+    """They remained until Python's cycle collection: 39 GB during the training step of a
+    benchmark.
+    """
     run_ahead(monkeypatch)
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""The kernels of a GPU against attention as its definition says.
+"""The kernels of a GPU compared with attention by its definition.
 
-Without a GPU they are skipped, or run in Triton's interpreter where Triton is installed and
-TRITON_INTERPRET is 1 from the start: torch imports Triton, which looks at it once.
+Without a GPU they are skipped, or run in Triton's interpreter if Triton is installed and
+TRITON_INTERPRET is 1 from the start: torch imports Triton, which reads it once.
 """
 
 import os
@@ -23,7 +23,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 SHAPES = [(12, 2, 128), (9, 3, 64), (4, 4, 96), (8, 1, 16), (4, 2, 8), (32, 8, 128)]
 HALF = torch.float16 if IS_INTERPRETED else torch.bfloat16
-"""The interpreter multiplies by NumPy, which has no bfloat16."""
+"""The interpreter multiplies with NumPy, which has no bfloat16."""
 DTYPES = {torch.float32: 2e-6, HALF: 2e-2}
 NUM_SLOTS, CAPACITY = 7, 1600
 if IS_INTERPRETED:  # it takes seconds for each of the larger ones
@@ -97,7 +97,7 @@ def test_blocks_of_tokens_attend_as_the_definition_says(
 def test_what_lies_past_a_slots_tokens_changes_nothing(
     shape: tuple[int, int, int], dtype: torch.dtype
 ):
-    """Keys are loaded in whole blocks, also where an episode of a broken policy has left them."""
+    """Keys are loaded in whole blocks, even where an episode of a broken policy has left them."""
     num_heads, num_kv_heads, dim = shape
     clean, broken = (filled_cache(num_kv_heads, dim, dtype) for _ in range(2))
     positions = [0, 63, 64, 511, 512, 1599, clean.scratch]

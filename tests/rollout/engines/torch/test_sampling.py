@@ -46,7 +46,7 @@ def grid(size: int) -> Tensor:
 
 
 def test_the_noise_is_splitmix64_of_key_and_position():
-    """The first outputs for seed 1234567, as published with the generator's ports."""
+    """The first outputs for seed 1234567, as published with ports of the generator."""
     published = [
         *(6457827717110365317, 3203168211198807973, 9817491932198370423),
         *(4593380528125082431, 16408922859458223821),
@@ -71,7 +71,7 @@ def chi_square_of_uniform(numbers: np.ndarray, num_bins: int) -> float:
 
 
 def bound_of_chi_square(num_free: int) -> float:
-    """Five standard deviations above the mean: passed by chance once in millions."""
+    """Five standard deviations above the mean, exceeded by chance once in millions."""
     return num_free + 5 * math.sqrt(2 * num_free)
 
 
@@ -99,7 +99,7 @@ def test_seed_and_episode_both_change_the_noise():
 
 
 def test_the_key_of_an_episode_does_not_depend_on_the_version_of_forage():
-    """A run that is resumed with a newer version must go on with the same noise."""
+    """A run resumed with a newer version must continue with the same noise."""
     assert noise_key(0, "0/train-0/0") == 15922463268524740311
 
 
@@ -196,7 +196,7 @@ def test_a_gpu_finds_the_token_by_blocks(vocabulary: int):
 
 
 def test_a_vocabulary_of_whole_blocks_is_not_copied(monkeypatch: pytest.MonkeyPatch):
-    """To pad by nothing copied all probabilities: 312 MB a round of 512 rows."""
+    """Padding by nothing copied all probabilities: 312 MB for a round of 512 rows."""
     monkeypatch.setattr(sampling, "pad", None)
     _draw_by_blocks(torch.zeros(2, 2 * _BLOCK), grid(2))
 
@@ -216,7 +216,7 @@ def test_a_vocabulary_of_whole_blocks_is_not_copied(monkeypatch: pytest.MonkeyPa
 )
 @settings(max_examples=200)
 def test_a_row_gets_the_same_bits_alone_and_among_others(num_rows, vocabulary, settings_R, seed):
-    """With a neighbour under top_p, rows without it once went through the nucleus as well."""
+    """If a neighbour had top_p, rows without it also went through the nucleus."""
     generator = torch.Generator().manual_seed(seed)
     logits_BV = torch.randn(num_rows, vocabulary, generator=generator) * 3
     noise_B = torch.rand(num_rows, generator=generator, dtype=torch.float64)
@@ -233,7 +233,7 @@ def test_a_row_gets_the_same_bits_alone_and_among_others(num_rows, vocabulary, s
 
 
 def _added_in_pairs(numbers_BV: Tensor) -> Tensor:
-    """A running sum in the order of a tree, as a GPU adds a single row."""
+    """A running sum in tree order, as a GPU adds a single row."""
     summed_BV, reach = numbers_BV, 1
     while reach < numbers_BV.shape[-1]:
         summed_BV = summed_BV + pad(summed_BV[:, :-reach], (reach, 0))

@@ -1,4 +1,4 @@
-"""Single tokens attend each to its own slot."""
+"""Single tokens each attend to their own slot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_row_attends_to_its_own_length_of_its_own_slot(lengths: list[int], 
 def test_where_no_folder_can_be_written_the_loops_are_compiled_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A read-only container without a home once ended every run as the engine was imported."""
+    """In a read-only container without a home directory, importing the engine ended every run."""
 
     def refuse(_: object) -> None:
         raise RuntimeError("cannot cache function: no locator available")

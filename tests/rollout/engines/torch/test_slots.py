@@ -1,4 +1,4 @@
-"""Attention over slots is plain causal attention, bit for bit the same beside any neighbours."""
+"""Attention over slots is plain causal attention, to the bit the same with any neighbours."""
 
 from itertools import pairwise
 

@@ -14,7 +14,7 @@ shapes = st.sampled_from(SHAPES)
 
 
 def table_of(*pieces: str) -> StopTable:
-    """A table whose token i stands for ``pieces[i]``."""
+    """A table whose token i represents ``pieces[i]``."""
     return StopTable([piece.encode() for piece in pieces])
 
 
@@ -75,14 +75,14 @@ def test_what_is_almost_a_tag_does_not_end_the_turn(pieces: tuple[str, ...]):
 
 
 def test_a_tag_that_an_earlier_token_completed_is_not_found_again():
-    """Otherwise a turn that goes on (there is none today) would end at every token."""
+    """Otherwise a turn that continues (none does today) would end at every token."""
     table = table_of("</search>", "x", ">", "abcdefghijkl>")
     for last in (1, 2, 3):
         assert not table.completes([0, last], STOP_STRINGS)
 
 
 def test_an_end_of_a_tag_from_the_token_before_the_turn_is_not_seen():
-    """Only what is sampled in this turn is given, so a tag cannot begin in an observation."""
+    """Only what is sampled in this turn is passed, so a tag cannot begin in an observation."""
     assert stops_at(table_of("search>"), [0]) == 0
 
 
@@ -125,7 +125,7 @@ def test_added_tokens_that_are_no_stop_do_not_end_the_turn():
 
 
 def test_ids_beyond_the_vocabulary_stand_for_nothing_and_hide_no_tag():
-    """A model's output may be wider than its tokenizer; a tag was missed behind many such ids."""
+    """A model's output may be wider than its tokenizer; a tag after many such ids was missed."""
     table = table_of(*"</search>")
     assert not table.completes([100], STOP_STRINGS)
     assert table.text_bytes([0, 100, 1]) == b"</"
@@ -144,7 +144,7 @@ def test_nothing_sampled_is_no_stop():
 )
 @settings(max_examples=150)
 def test_a_turn_ends_exactly_where_its_text_first_holds_a_stop_string(shape, noise, pieces):
-    """The second implementation decodes everything anew after each token."""
+    """The second implementation decodes everything again after each token."""
     tokenizer = make_tokenizer(shape)
     ids = [i % len(tokenizer) if isinstance(i, int) else id_of(tokenizer, i) or 0 for i in noise]
     ids += tokenizer.encode("".join(pieces), add_special_tokens=False)
@@ -159,7 +159,7 @@ def test_a_turn_ends_exactly_where_its_text_first_holds_a_stop_string(shape, noi
 
 
 def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
-    """Llama 2's shape: ``▁`` for a space, ``<0x3E>`` for a byte that has no piece."""
+    """Llama 2's variant: ``▁`` for a space, ``<0x3E>`` for a byte without a piece."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁Rome", "</search", "é"]
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
@@ -170,7 +170,7 @@ def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def test_a_byte_piece_of_a_sentencepiece_tokenizer_stands_for_its_byte():
-    """It stood for the six characters of its name, so a tag that ended in one was missed."""
+    """It represented the six characters of its name, so a tag ending in one was missed."""
     tokenizer = sentencepiece_tokenizer()
     table = StopTable.of(tokenizer)
     ids = [id_of(tokenizer, p) for p in ("▁Rome", "</search", "<0x3E>")]

@@ -1,4 +1,4 @@
-"""The in-process engine samples what a plain forward says, and computes no token twice."""
+"""The in-process engine samples from a plain forward pass, and computes no token twice."""
 
 import asyncio
 from dataclasses import replace
