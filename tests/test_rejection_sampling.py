@@ -1,4 +1,4 @@
-"""Play, keep the best, learn them: the whole way through files, with the model that ships."""
+"""Play, keep the best, train on them: all through files, with the shipped model."""
 
 import asyncio
 from dataclasses import replace
@@ -87,7 +87,7 @@ def sft_config(out: Path, **changes: Any) -> RunConfig:
 
 
 def likelihood(path: Path | str, episodes: list[Episode]) -> float:
-    """Mean log-probability of the sampled tokens, nats a token."""
+    """Mean log-probability of the sampled tokens, nats per token."""
     model = load_model(ModelConfig(path=str(path)))
     attention.install(model)
     values = []

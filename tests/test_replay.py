@@ -1,4 +1,4 @@
-"""A run's records give its updates again, and playing and learning may happen apart."""
+"""A run's records reproduce its updates, and playing and learning may be separate."""
 
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.tiny_runs import (
 )
 
 NOBODY: dict[str, Any] = {"search": {"url": "http://127.0.0.1:9", "startup_timeout_s": 1}}
-"""No server answers there, and a run that asks for one ends after a second."""
+"""No server answers there, and a run that needs one ends after a second."""
 
 NO_MODEL = {"model": {"path": "nowhere"}}
 RECIPES: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def test_a_replay_ends_with_the_weights_of_the_run_bit_for_bit(name: str, tmp_pa
 
 @pytest.mark.slow
 def test_a_replay_is_resumed_with_the_episodes_that_it_began_with(tmp_path: Path):
-    """Those of another run were taken in silence, in the middle of the updates of this one."""
+    """Those of another run were silently used, in the middle of this one's updates."""
     out, replay = tmp_path / "run", [played_run("late") / "episodes.jsonl"]
     changes = {**NOBODY, **RECIPES["late"]}
     half = {**RECIPES["late"]["trainer"], "num_steps": 2}
@@ -79,14 +79,14 @@ def test_a_replay_is_resumed_with_the_episodes_that_it_began_with(tmp_path: Path
 
 
 def _of_the_updates(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without what only playing counts; a replay does not watch its sampler."""
+    """A row without the columns that only playing computes; a replay has no sampler to compare."""
     counted = ("search/", "transcript/", "groups/rounds", "sentinel/beyond")
     return {name: value for name, value in row.items() if not name.startswith(counted)}
 
 
 @pytest.mark.slow
 def test_what_was_played_alone_is_learnt_as_if_it_had_been_learnt_at_once(tmp_path: Path):
-    """With the weights of the first step: those that follow are another matter by design."""
+    """With the weights of the first step: later steps differ by design."""
     run, played, learnt = played_run("critic"), tmp_path / "played", tmp_path / "learnt"
     changes = RECIPES["critic"]
     recipe = write_recipe(tmp_path / "r.yaml", make_config(played, **changes))
@@ -110,7 +110,7 @@ def test_what_was_played_alone_is_learnt_as_if_it_had_been_learnt_at_once(tmp_pa
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_may_not_learn_from_the_file_that_it_writes(tmp_path: Path, resume: bool):
-    """--resume cut the file back to the checkpoint before it was read: the steps were lost."""
+    """--resume cut the file back to the checkpoint before reading it: the steps were lost."""
     out = tmp_path / "run"
     out.mkdir()
     (out / "metrics.jsonl").write_text('{"step": 0}\n')

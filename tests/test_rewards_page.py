@@ -1,4 +1,4 @@
-"""docs/rewards.md: its settings load, its figures are what the scorer gives, no key is left out."""
+"""docs/rewards.md: its settings load, its figures are the scorer's, and no key is missing."""
 
 import asyncio
 import re

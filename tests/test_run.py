@@ -1,4 +1,4 @@
-"""``import forage``: the loop from a script and from a notebook, with functions of the caller's."""
+"""``import forage``: the loop from a script and from a notebook, with the caller's functions."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ Finished = tuple[forage.Run, forage.Trained]
 
 
 RARELY: list[bool] = []
-"""Whether the collector spared what was loaded, each time that something was searched."""
+"""Whether the collector ignored loaded objects, for each search."""
 
 
 def own_search(query: str) -> list[str]:
@@ -43,7 +43,7 @@ def shortness(episode: forage.Episode) -> float:
 
 
 def config_for(tmp_path: Path) -> dict[str, Any]:
-    """The tiny settings as a mapping, with the model that ships with Forage and no server."""
+    """The tiny settings as a mapping, with the shipped model and no server."""
     world = world_dir()
     return {
         **SETTINGS,
@@ -59,7 +59,7 @@ def config_for(tmp_path: Path) -> dict[str, Any]:
 def trained(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Finished:
-    """A run of two steps to its end, with reward and search of its own."""
+    """A run of two steps to its end, with a custom reward and search."""
     config = config_for(tmp_path_factory.mktemp("library"))
     run = forage.Run(config, reward=shortness, search=own_search)
     return run, run.train()
@@ -106,9 +106,10 @@ def test_what_was_trained_answers_and_is_evaluated(trained: Finished):
 def test_a_run_steps_as_it_is_asked_and_goes_on_where_it_was_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """What is left after the first step and resumed is what runs through, bit for bit.
+    """Leaving after the first step and resuming gives the same run, bit for bit.
 
-    Who left the loop was told of ``forage train ... --resume``, a command that he never gave.
+    A caller who left the loop was told to run ``forage train ... --resume``, a command they had not
+    used.
     """
     whole, parts = (config_for(tmp_path / name) for name in ("whole", "parts"))
     forage.Run(whole, search=own_search).train()
@@ -149,7 +150,7 @@ def test_a_notebooks_kernel_trains_leaves_the_loop_and_lives_on(
     )
 
     def run_cell(code: str) -> list[str]:
-        """What the cell prints, line by line; its error fails the test."""
+        """The output of the cell, line by line; an error in it fails the test."""
         printed: list[str] = []
 
         def hear(message: dict[str, Any]) -> None:
@@ -213,7 +214,7 @@ def test_a_functions_place_in_a_recipe_is_its_import_path(tmp_path: Path):
 def test_a_run_that_cannot_begin_ends_its_ranks_and_gives_its_places_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """In a notebook the ranks of a run that was refused stayed, with their memory."""
+    """In a notebook the ranks of a refused run kept running, with their memory."""
     ended: list[str] = []
 
     class Opened:
@@ -239,7 +240,7 @@ def test_a_run_that_cannot_begin_ends_its_ranks_and_gives_its_places_back(
 
 
 def test_a_run_with_the_callers_reward_and_tools_goes_on_where_it_was_left(tmp_path: Path):
-    """``steps(resume=True)`` raised TypeError, and a local function was refused by its name."""
+    """``steps(resume=True)`` raised TypeError, and a local function was refused by name."""
 
     def length(episode: forage.Episode) -> float:
         return float(episode.num_sampled_tokens)
@@ -253,7 +254,7 @@ def test_a_run_with_the_callers_reward_and_tools_goes_on_where_it_was_left(tmp_p
 
 
 def test_ranks_are_sent_no_function_of_the_callers(tmp_path: Path):
-    """A local function raised AttributeError: it cannot be pickled."""
+    """A local function raised AttributeError because it cannot be pickled."""
 
     def length(episode: forage.Episode) -> float:
         return float(episode.num_sampled_tokens)

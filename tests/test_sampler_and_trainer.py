@@ -1,4 +1,4 @@
-"""Promise 8, seen across rooms: the engine's log-probabilities are the trainer's."""
+"""Promise 8, across rooms: the engine's log-probabilities equal the trainer's."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LONG = 3 * attention.KEY_BLOCK + 100
 
 
 def test_a_row_over_many_keys_is_summed_as_the_trainer_sums_it():
-    """A kernel cuts long sums where it likes: beyond 512 keys the two once differed by 1e-7.
+    """A kernel may split long sums anywhere: beyond 512 keys the two differed by 1e-7.
 
-    In a model whose attention is sharp that became 1.6e-4 of a log-probability. Kernels that do not
-    fuse multiply and add leave last bits, so the bound is theirs.
+    In a model with sharp attention that became 1.6e-4 of a log-probability. Kernels that do not
+    fuse multiply and add differ in the last bits, so the bound allows for that.
     """
     heads, kv_heads, dim = 4, 2, 32
     generator = torch.Generator().manual_seed(0)
@@ -57,10 +57,10 @@ def test_a_row_over_many_keys_is_summed_as_the_trainer_sums_it():
     reason="products in bfloat16 may depend on the number of rows without AVX512",
 )
 def test_an_observation_is_attended_to_as_in_the_trainer_wherever_it_begins():
-    """Where it ends, a softmax once had a remainder that the trainer's has not.
+    """At its end, a softmax had a remainder that the trainer's does not have.
 
-    In bfloat16 that rounded 2 of 72,000 weights of SmolLM2's first layer the other way, and moved a
-    log-probability by 0.058.
+    In bfloat16 that rounded 2 of 72,000 weights of SmolLM2's first layer the other way, and changed
+    a log-probability by 0.058.
     """
     heads, kv_heads, dim, num_tokens, scoring = 8, 2, 32, 64, Scoring(0.2)
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
 """Rows of a model for which its tokenizer has no token are neither sampled nor trained.
 
 Real models have them (Qwen2.5: 151,936 rows and 151,665 tokens). A model of 1,024 rows with a
-tokenizer of 640 sampled ids that are no tokens, and learnt from them.
+tokenizer of 640 sampled ids that are not tokens, and learned from them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def tokenizer_of(ids: list[int]) -> PreTrainedTokenizerFast:
 
 
 def drawn_to_spare_rows(ids: list[int]) -> PreTrainedModel:
-    """A model that would sample nothing but rows without a token."""
+    """A model that would only sample rows without a token."""
     model = make_model("qwen3", seed=3)
     head = model.get_output_embeddings()
     assert head is not None
@@ -125,7 +125,7 @@ def test_reading_is_measured_among_tokens():
 
 
 def test_logits_that_are_all_tokens_are_not_touched():
-    """The figures of a model without spare rows stay what they were, to the last bit."""
+    """The figures of a model without spare rows stay the same to the last bit."""
     model = make_model()
     logits_BV = torch.randn(3, 96)
     assert known_logits(model, logits_BV) is not None
@@ -149,7 +149,9 @@ def test_an_id_between_tokens_has_no_probability_in_any_type(dtype: torch.dtype)
 
 
 def test_a_stop_behind_gaps_in_the_vocabulary_is_seen():
-    """With gaps there are fewer tokens than the highest id says, and the last ones had no text."""
+    """With gaps there are fewer tokens than the highest id suggests, and the last ones
+    had no text.
+    """
     tokenizer = tokenizer_of(WITH_GAPS)
     assert (len(tokenizer), num_token_ids(tokenizer)) == (77, 80)
     last = chr(0x4E00 + 79)

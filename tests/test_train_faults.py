@@ -1,4 +1,4 @@
-"""What goes wrong around a run: it ends with a clear word, or goes on and counts it."""
+"""Faults around a run: it ends with a clear message, or continues and counts them."""
 
 import os
 import resource
@@ -51,7 +51,7 @@ def free_port() -> int:
 
 @pytest.mark.slow
 def test_a_retriever_that_is_down_at_the_start_is_waited_for_and_then_named(tmp_path: Path):
-    """And nothing is left behind that would refuse the same command once it is up."""
+    """Nothing remains that would refuse the same command once it is up."""
     out = tmp_path / "run"
     url = f"http://127.0.0.1:{free_port()}"
     search = {"url": url, "startup_timeout_s": 1.0}
@@ -131,7 +131,7 @@ def test_a_retriever_that_dies_and_returns_costs_episodes_and_not_the_run(
 def test_a_retriever_that_stays_away_ends_the_run_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_trained_on: bool
 ):
-    """Ready once, then gone: every search fails, and the config says what becomes of that."""
+    """Ready once, then gone: every search fails, and the config determines the consequence."""
     out = tmp_path / "run"
     steps_from = open_run.OpenRun.steps_from
 
@@ -182,7 +182,7 @@ def test_a_signal_while_the_retriever_is_waited_for_ends_the_wait(
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="prlimit is Linux's")
 def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_intact(tmp_path: Path):
-    """Really: the kernel lets no file of the running process grow beyond a limit."""
+    """For real: the kernel limits the size of every file the process writes."""
     out, straight = tmp_path / "run", tmp_path / "straight"
     config = make_config(out, trainer={"num_steps": 6})
     recipe = write_recipe(tmp_path / "recipe.yaml", config)
@@ -210,7 +210,7 @@ _UNSHARE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-us
 
 
 def may_mount() -> bool:
-    """Whether this user may have mounts of its own."""
+    """Whether this user may create private mounts."""
     if shutil.which("unshare") is None:
         return False
     probe = [*_UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"]
@@ -235,7 +235,7 @@ exit $status
 @pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="this user may mount nothing")
 def test_a_disk_that_becomes_read_only_ends_the_run_and_loses_nothing(tmp_path: Path):
-    """Really: a file system of the run's own, which is mounted anew, as Linux does on errors."""
+    """For real: a private file system that is remounted read-only, as Linux does on errors."""
     out, straight = tmp_path / "run", tmp_path / "straight"
     config = make_config(out, trainer={"num_steps": 6})
     recipe = write_recipe(tmp_path / "recipe.yaml", config)
@@ -313,7 +313,7 @@ def test_a_refusal_on_the_command_line_is_one_message_and_exit_code_2(tmp_path: 
 
 @pytest.mark.slow
 def test_a_file_of_few_questions_is_gone_through_again_and_again(tmp_path: Path):
-    """Where two epochs meet in a step, a question is played twice in it."""
+    """If two epochs meet in a step, a question is played twice in it."""
     questions = [
         Question(f"q{index}", f"Where is number {index}?", ("there",), "test") for index in range(3)
     ]
@@ -351,7 +351,7 @@ def test_a_bug_is_raised_and_leaves_no_thread_behind(
 
 @pytest.mark.slow
 def test_the_command_line_shows_a_bug_with_its_traceback(tmp_path: Path):
-    """A learning rate beyond all sense is found by the next step's gradient, and said."""
+    """The next step's gradient detects and reports an absurd learning rate."""
     beyond_sense = {"learning_rate": 1e30, "warmup_steps": 0, "max_skipped_updates": 0}
     config = make_config(tmp_path / "run", trainer=beyond_sense)
     recipe = write_recipe(tmp_path / "recipe.yaml", config)

@@ -1,4 +1,4 @@
-"""A run whose trainer is two ranks is the run of one process, but for the rounding of sums."""
+"""A run with a trainer of two ranks equals the run of one process, up to the rounding of sums."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def learnt_by(run_dir: Path, num_steps: int, name: str = "model") -> dict[str, t
 
 
 def assert_near(run_dir: Path, other: Path, step: int, *files: str) -> None:
-    """The same tokens, and numbers that differ by rounding, and by what Adam makes of it."""
+    """Checks for the same tokens, and for numbers that differ by rounding and its effect
+    in Adam.
+    """
     assert tokens_of(run_dir) == tokens_of(other)
     for row, expected in zip(metrics_of(run_dir), metrics_of(other), strict=True):
         assert row == pytest.approx(expected, rel=1e-3, abs=1e-5)
@@ -56,7 +58,7 @@ def assert_near(run_dir: Path, other: Path, step: int, *files: str) -> None:
 
 
 def tokens_of(run_dir: Path) -> list[list[int]]:
-    """What each episode is made of, token by token."""
+    """The contents of each episode, token by token."""
     return [
         [token for segment in each["segments"] for token in segment["token_ids"]]
         for each in episodes_of(run_dir)
@@ -82,7 +84,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, ranks: tuple
 
 @pytest.mark.slow
 def test_two_ranks_whose_gradient_is_not_finite_go_back_as_one_process_does(tmp_path: Path):
-    """The ranks had ended with the error, and the run with them instead of going back."""
+    """The ranks ended with the error, and the run with them instead of rolling back."""
     trainer = {"learning_rate": 1e30, "warmup_steps": 0, "max_skipped_updates": 0}
     trainer |= {"keep_checkpoints": 9}
     sentinel = {"kind": "roll_back", "max_rollbacks": 1}
@@ -149,7 +151,7 @@ def test_ranks_end_with_a_driver_that_is_killed(tmp_path: Path):
 
 
 def ranks_of(driver: int) -> list[int]:
-    """The ranks' process ids: children of the server that the driver forks them from."""
+    """The ranks' process ids: children of the server from which the driver forks them."""
     return [rank for server in children_of(driver) for rank in children_of(server)]
 
 

@@ -1,7 +1,7 @@
 """Two steps of a real language model, SmolLM2-135M-Instruct, through the loop.
 
-So short that it learns nothing one could measure. What is tested is that a model of this size, with
-its own tokenizer and tied heads, is sampled, learnt, and sampled again with what it learnt.
+They are too few to learn anything measurable. The test shows that a model of this size, with its
+own tokenizer and tied heads, is sampled, trained, and sampled again with its new weights.
 """
 
 from importlib.util import find_spec

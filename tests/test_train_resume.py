@@ -1,4 +1,4 @@
-"""N steps equal k steps, an end of any kind, and N - k steps more: bit for bit (promise 7)."""
+"""N steps equal k steps, an end of any kind, and N - k more steps, bit for bit (promise 7)."""
 
 import os
 import re
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 
 @cache
 def straight_run() -> Path:
-    """A run that nothing stopped."""
+    """An uninterrupted run."""
     out = scratch() / "straight"
     run_training(make_config(out, trainer={"num_steps": NUM_STEPS}), resume=False)
     return out
@@ -82,7 +82,7 @@ def test_a_run_that_was_killed_and_resumed_is_the_run_that_was_not(tmp_path: Pat
 
 
 def test_a_run_whose_disk_is_lost_goes_on_from_the_copies_of_its_checkpoints(tmp_path: Path):
-    """Written in the background, while the steps go on; nothing of the run depends on that."""
+    """They are written in the background while steps continue, without affecting the run."""
     url = f"file://{tmp_path}/elsewhere"
     trainer = {"checkpoint_in_background": True, "checkpoint_url": url}
     out = tmp_path / "run"
@@ -156,7 +156,7 @@ main(["train", sys.argv[1]])
 def test_a_second_ctrl_c_ends_a_run_that_writes_a_checkpoint_which_then_is_none(
     tmp_path: Path, in_background: bool
 ):
-    """It changed nothing, as often as it was pressed."""
+    """Pressing it had no effect, however often."""
     out = tmp_path / "run"
     recipe = recipe_into(out, checkpoint_in_background=in_background)
     command = [sys.executable, "-c", _WRITES_CHECKPOINTS_SLOWLY, str(recipe)]
@@ -178,8 +178,9 @@ def test_a_second_ctrl_c_ends_a_run_that_writes_a_checkpoint_which_then_is_none(
 def test_a_step_whose_weights_could_not_be_published_is_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It was in the checkpoint and not in the records: the resumed run went on after it, and its
-    questions were lost."""
+    """It was in the checkpoint but not in the records: the resumed run continued after it, and its
+    questions were lost.
+    """
     out = tmp_path / "run"
     config = make_config(out, trainer={"num_steps": NUM_STEPS})
     publish, num_published = Publisher.publish, 0
@@ -204,8 +205,9 @@ def test_a_step_whose_weights_could_not_be_published_is_taken_again(
 def test_a_stop_during_an_evaluation_loses_and_repeats_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The weights had taken the step, the checkpoint said that they had not: the resumed run took
-    it twice."""
+    """The weights had taken the step, but the checkpoint did not say so: the resumed run took it
+    twice.
+    """
     out = tmp_path / "run"
     config = make_config(out, trainer={"num_steps": NUM_STEPS}, evaluation={"every": 2})
     play_subset = TrainingEvaluation.play_subset
@@ -253,7 +255,7 @@ def test_a_run_that_ended_can_be_made_longer(tmp_path: Path):
 
 
 def test_a_run_that_ended_and_is_made_shorter_keeps_what_it_has(tmp_path: Path):
-    """The weights after six steps were once written over the checkpoint of four."""
+    """The weights after six steps were written over the checkpoint of four."""
     out = tmp_path / "run"
     shutil.copytree(straight_run(), out)
     before = weights_of(out, 4)
@@ -330,7 +332,9 @@ def test_a_used_output_dir_and_an_empty_one_are_told_apart(tmp_path: Path):
 
 
 def test_episodes_that_were_ahead_of_a_checkpoint_are_those_of_the_resumed_run(tmp_path: Path):
-    """They were played twice: a checkpoint knew nothing of what had been finished for later."""
+    """They were played twice: a checkpoint did not record what had been finished for
+    later steps.
+    """
     out = tmp_path / "run"
     rollout = {
         "max_staleness": 2,

@@ -1,4 +1,4 @@
-"""A run whose ranks Ray places: it is the run of one process, whatever is killed on the way."""
+"""A run whose ranks Ray places equals the run of one process, whatever is killed on the way."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def config_of(out: Path, num_steps: int = NUM_STEPS) -> RunConfig:
 
 
 def actors(kind: str, address: str) -> list[psutil.Process]:
-    """The processes of actors of a kind, as the Ray at that address titles them.
+    """The processes of actors of a kind, as titled by the Ray at that address.
 
-    Other tests have theirs at the same time, which are not to be counted, nor killed.
+    Other tests run theirs at the same time; these must be neither counted nor killed.
     """
     found: list[psutil.Process] = []
     for each in psutil.process_iter():
@@ -50,7 +50,7 @@ def assert_resumes(recipe: Path, out: Path) -> None:
 
 
 def server_program(path: Path) -> Path:
-    """A program that is started as ``vllm serve`` is, and samples as the stand-in of the kills."""
+    """A program that is started like ``vllm serve``, and samples like the stand-in of the kills."""
     path.write_text(
         f"#!{sys.executable}\n"
         "import sys\n"
@@ -94,7 +94,7 @@ def test_a_driver_that_is_killed_takes_its_actors_with_it_and_its_run_goes_on(tm
 
 
 def test_a_server_whose_actor_is_killed_is_started_again_and_the_run_ends_whole(tmp_path: Path):
-    """Its place alone was tested, and no run whose servers Ray had placed."""
+    """Only its place was tested, not a run with servers placed by Ray."""
     program = server_program(tmp_path / "server")
     engine = {"kind": "vllm", "program": str(program), "num_servers": 1, "transfer": "disk"}
     placement = {**config_of(tmp_path).placement.model_dump(exclude_unset=True), "engine": engine}

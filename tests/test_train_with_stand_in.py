@@ -1,4 +1,4 @@
-"""Training runs over a stand-in for a vLLM server: what they ask of it, and when."""
+"""Training runs with a stand-in for a vLLM server: their requests to it, and when."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.vllm_server import served_config
 
 
 def stand_in() -> PolicyServer:
-    """One that passes for a server of the tiny random model."""
+    """A stand-in that passes for a server of the tiny random model."""
     codec = Codec(load_tokenizer(ModelConfig(path=str(random_model()))))
     return PolicyServer(codec=codec, reads_weights=True)
 
@@ -26,7 +26,9 @@ def stand_in() -> PolicyServer:
 def test_servers_sleep_from_a_steps_last_turn_until_the_weights_that_it_learnt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nothing noticed a trainer that looked ahead while the server still had their GPU's memory."""
+    """Nothing detected a trainer that looked ahead while the server still had their GPU's
+    memory.
+    """
     server = stand_in()
 
     def note(name: str) -> None:
@@ -58,7 +60,7 @@ def test_servers_sleep_from_a_steps_last_turn_until_the_weights_that_it_learnt(
 
 
 def test_a_server_that_is_not_fit_is_refused_before_it_is_asked_for_a_step(tmp_path: Path):
-    """A real server alone was refused: a run would train on what means something else."""
+    """Only a real server was refused: a run would train on tokens with another meaning."""
     server = stand_in()
     server.model_config["logprobs_mode"] = "raw_logprobs"
     with policy_serving(server):
@@ -76,7 +78,7 @@ def test_a_server_that_is_not_fit_is_refused_before_it_is_asked_for_a_step(tmp_p
 def test_a_run_compares_its_server_at_the_start_and_after_each_step(
     tmp_path: Path, ranks: dict[str, int]
 ):
-    """With the values of one process, and of ranks that hold the weights in parts."""
+    """With the values of one process, and of ranks that hold parts of the weights."""
     server = stand_in()
     with policy_serving(server):
         config = served_config(
@@ -94,7 +96,9 @@ def test_a_run_compares_its_server_at_the_start_and_after_each_step(
 def test_a_run_whose_only_server_is_slightly_wrong_after_an_update_ends_with_the_reason(
     tmp_path: Path,
 ):
-    """It trained on, exit 0, with importance weights that made its metrics look healthy."""
+    """It continued to train and exited with 0, and importance weights made its metrics look
+    healthy.
+    """
 
     class Scrambled(PolicyServer):
         """It computes other values from the second load on, as vLLM did with experts."""

@@ -72,7 +72,7 @@ class PolicyServer:
     max_logprobs: int = 100
     lora_rank: int = 0
     codec: Codec | None = None
-    """The tokenizer that its tokens belong to; None if there is none."""
+    """The tokenizer that decodes its tokens; without one they decode to nothing."""
     about: str = "0.32.0"
     without: frozenset[str] = frozenset()
     """Routes, and methods of its workers, that are missing."""

@@ -1,7 +1,7 @@
-"""A GPU in name alone: tensors that say they are on torch's meta device, and compute on the CPU.
+"""A GPU in name only: tensors report torch's meta device, and compute on the CPU.
 
-As on a GPU, an operation that meets tensors of both devices fails. torch's own stand-ins for a GPU
-have no values, or no gradients where torch was built without CUDA.
+As on a GPU, an operation on tensors of both devices fails. torch's own stand-ins for a GPU have no
+values, or no gradients if torch was built without CUDA.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BY_INDEX = (_aten.index.Tensor, _aten.index_put_.default)
 
 
 class OnGpu(Tensor):
-    """A tensor that says it is on ``GPU``; ``held`` has its values."""
+    """A tensor that reports ``GPU``; ``held`` contains its values."""
 
     held: Tensor
 
@@ -49,7 +49,7 @@ class OnGpu(Tensor):
 
 
 class PretendedGpu(TorchDispatchMode):
-    """Within it tensors can be moved to ``GPU`` and made there."""
+    """A context in which tensors can be moved to ``GPU`` and created there."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -58,7 +58,7 @@ class PretendedGpu(TorchDispatchMode):
 
 
 def move(root: nn.Module) -> None:
-    """Move the weights and buffers of a module to ``GPU``; optimizers still know its weights."""
+    """Moves the weights and buffers of a module to ``GPU``; optimizers keep their references."""
     for weight in root.parameters():
         there = nn.Parameter(OnGpu(weight.detach().clone()), weight.requires_grad)
         torch.utils.swap_tensors(weight, there)
@@ -98,7 +98,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _check(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_any_there: bool) -> None:
-    """Raise as a GPU would where tensors of both devices meet; numbers without axes may."""
+    """Raises as a GPU would if tensors of both devices meet; numbers without axes may."""
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     if func in _BETWEEN_DEVICES or not is_any_there:
         return

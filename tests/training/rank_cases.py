@@ -1,4 +1,4 @@
-"""What tests ask of ranks: the gradient of a batch, what each does for it, and what it keeps."""
+"""Tests of ranks: the gradient of a batch, the work of each rank, and what it keeps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What a step gave: the gradients of policy and critic by name, and the metrics."""
+    """The results of a step: the gradients of policy and critic by name, and the metrics."""
 
     gradients: dict[str, Tensor]
     metrics: dict[str, float]
@@ -75,9 +75,9 @@ class Seen:
     num_sums: int
     """Sums of gradients over ranks: one for each part of the model that is gathered at once."""
     num_tokens: int
-    """Tokens that it runs its model on."""
+    """The number of tokens in its model's passes."""
     offloaded: set[str]
-    """Models of which every weight rests in host memory."""
+    """Models whose weights are all kept in host memory."""
 
 
 def episodes_of(case: Case) -> list[Credited]:
@@ -90,7 +90,7 @@ def batch_of(case: Case) -> Batch:
 
 
 def cast(case: Case, model: PreTrainedModel) -> PreTrainedModel:
-    """The weights in the case's type; the angles of positions stay, as in a model from a file."""
+    """Casts the weights to the case's type; position angles stay, as in a model from a file."""
     for weight in model.parameters():
         weight.data = weight.data.to(case.dtype)
     return model
@@ -127,9 +127,10 @@ def trainer_of(case: Case, placement: TrainerPlacement | None) -> Trainer:
 
 
 def learn(case: Case, placement: TrainerPlacement | None, batch: Batch | None = None) -> Learnt:
-    """One step of the policy, and of the critic where there is one.
+    """One step of the policy, and of the critic if there is one.
 
-    Without ``batch`` it learns the case's, after the forward passes that its algorithm asks for.
+    Without ``batch`` it learns from the case's, after the forward passes that its algorithm
+    requires.
     """
     trainer = trainer_of(case, placement)
     gradients: dict[str, Tensor] = {}
@@ -156,7 +157,7 @@ def learn(case: Case, placement: TrainerPlacement | None, batch: Batch | None = 
 
 
 def forward_after_update(case: Case, placement: TrainerPlacement | None) -> list[Tensor]:
-    """What the forward passes over each episode give, where the last ones were before an update."""
+    """Forward passes over each episode if the previous ones were before an update."""
     trainer = trainer_of(case, placement)
     trainer.prepare([episodes_of(case)])
     assert trainer.critic is not None, "the case has one"
@@ -169,7 +170,7 @@ def forward_after_update(case: Case, placement: TrainerPlacement | None) -> list
 
 
 def saved(trainer: Trainer) -> dict[str, Tensor]:
-    """All that a checkpoint holds of the policy and the critic, whole."""
+    """The whole content of a checkpoint of the policy and the critic."""
     models: list[Any] = [("policy", trainer.model, trainer.optimizer)]
     if trainer.critic is not None:
         models.append(("critic", trainer.critic.critic, trainer.critic.optimizer))
@@ -183,7 +184,7 @@ def saved(trainer: Trainer) -> dict[str, Tensor]:
 
 
 class Rank:
-    """One of several processes, which has nothing but what each call makes."""
+    """One of several processes, with no state except what each call creates."""
 
     def learn(self, case: Case) -> Learnt:
         return learn(case, case.placement)
@@ -208,7 +209,7 @@ class Rank:
         return forward_after_update(case, case.placement)
 
     def write(self, case: Case, folder: Path) -> dict[str, Tensor]:
-        """Write a checkpoint after a step; what it holds."""
+        """Writes a checkpoint after a step; returns its content."""
         trainer = trainer_of(case, case.placement)
         trainer.learn([batch_of(case)], nullcontext())
         if dist.get_rank() == 0:
@@ -218,13 +219,13 @@ class Rank:
         return saved(trainer)
 
     def read(self, case: Case, folder: Path) -> dict[str, Tensor]:
-        """What a checkpoint holds, once it is read."""
+        """The content of a checkpoint after reading it."""
         trainer = trainer_of(case, case.placement)
         trainer.load(folder, trainer.progress())
         return saved(trainer)
 
     def patience(self, placement: TrainerPlacement) -> set[float]:
-        """The seconds that this rank waits for others, in each group that it computes in."""
+        """The seconds this rank waits for others, in each of its groups."""
         ranks = Ranks.join(placement, "cpu", float)
         groups = [ranks.data_group, *ranks.shard_mesh.get_all_groups()]
         groups += ranks.tensor_mesh.get_all_groups() if ranks.tensor_mesh else []
@@ -235,7 +236,7 @@ class Rank:
     def weights_after(
         self, case: Case, way: Literal["fused", "foreach"] | None
     ) -> dict[str, Tensor]:
-        """After three steps of AdamW, in a way of torch's; None: weight by weight."""
+        """Weights after three steps of AdamW, by one of torch's methods; None: weight by weight."""
         trainer = trainer_of(case, case.placement)
         for group in trainer.optimizer.param_groups:
             group.update(fused=way == "fused", foreach=way == "foreach")
@@ -245,14 +246,14 @@ class Rank:
 
 
 def _is_offloaded(root: nn.Module) -> bool:
-    """Whether FSDP keeps every part in host memory; on a CPU its tensors do not tell."""
+    """Whether FSDP keeps every part in host memory; on a CPU its tensors do not show it."""
     modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
     groups = [module._get_fsdp_state()._fsdp_param_group for module in modules]
     return all(weight.offload_to_cpu for group in groups if group for weight in group.fsdp_params)
 
 
 class Unlucky:
-    """Ranks of which the second does not come to the sum that the first waits in."""
+    """Ranks of which the second never joins the sum that the first waits in."""
 
     def sum(self) -> None:
         if dist.get_rank() == 1:
@@ -265,7 +266,7 @@ class Unlucky:
         dist.all_reduce(torch.zeros(1))
 
     def die_while_others_sleep(self) -> None:
-        """Nothing tells the first that the second is gone."""
+        """The first rank gets no signal that the second is gone."""
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(300)

@@ -48,7 +48,7 @@ def episode(seed: int, sampler_shift: float = 0.0) -> Episode:
 
 
 def sampled_by(model: PreTrainedModel, drawn: Episode, temperature: float = 1.0) -> Episode:
-    """The same episode with the log-probabilities that ``model`` gives its sampled tokens."""
+    """The same episode with ``model``'s log-probabilities of its sampled tokens."""
     logprobs_TV = plain_logprobs(twin(model), drawn.token_ids_T, temperature)
     segments: list[Segment] = []
     position = 0

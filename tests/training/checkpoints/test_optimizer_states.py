@@ -1,4 +1,4 @@
-"""What AdamW remembers is read where it is to stay."""
+"""AdamW's state is loaded in place."""
 
 import pickle
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.remote.test_listed_pickle import Marks
 
 
 def test_states_are_read_in_place(tmp_path: Path):
-    """A second set of them lay beside the first: a run that just fitted a GPU could not go on."""
+    """A second copy lay next to the first: a run that just fitted a GPU could not resume."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(3)).sum().backward()
@@ -34,7 +34,7 @@ def test_states_are_read_in_place(tmp_path: Path):
 
 @pytest.mark.parametrize("place", ["metadata", "state"])
 def test_states_that_would_run_code_are_refused(tmp_path: Path, place: str):
-    """torch unpickles ``.metadata``, and each entry that is said to be no tensor: both ran."""
+    """torch unpickles ``.metadata``, and each entry that is not marked as a tensor: both ran."""
     mark = tmp_path / "ran"
     tensors = {"step": torch.zeros(()), "exp_avg": torch.ones(3)}
     hostile: dict[str, Any] = tensors | {"step": Marks(mark)} if place == "state" else tensors

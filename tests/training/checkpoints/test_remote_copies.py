@@ -1,4 +1,4 @@
-"""Checkpoints at an address of fsspec's: copied whole, kept and dropped as here, and fetched."""
+"""Checkpoints at an fsspec URL: copied whole, kept and dropped like local ones, and fetched."""
 
 import logging
 import tracemalloc
@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 class RunHere:
-    """A run that learns a step, records a line, and saves here and elsewhere."""
+    """A run that learns a step, writes a record, and saves here and remotely."""
 
     def __init__(self, out: Path, url: str, run_id: str = "") -> None:
         self.out, self.trainer = out, new_trainer()
@@ -89,7 +89,7 @@ def test_what_is_newer_here_stays_and_an_unfinished_copy_is_none(tmp_path: Path,
 
 
 def test_a_copy_under_a_name_of_ones_own_is_no_checkpoint_and_stays(tmp_path: Path, url: str):
-    """It once ended the run with a traceback, and was removed with the old checkpoints."""
+    """It ended the run with a traceback, and was removed with the old checkpoints."""
     run = RunHere(tmp_path / "run", url)
     run.step()
     files, root = fsspec.core.url_to_fs(url)
@@ -120,7 +120,7 @@ def test_a_damaged_copy_is_passed_over_loudly(
 def test_a_checkpoint_that_is_damaged_here_is_fetched_from_its_whole_copy(
     tmp_path: Path, url: str, num_kept: int
 ):
-    """The run went on from the one before it, and removed the copy that was whole."""
+    """The run continued from the previous one, and removed the complete copy."""
     run = RunHere(tmp_path / "run", url)
     for _ in range(2):
         run.step(num_kept)
@@ -169,7 +169,7 @@ def test_what_a_rollback_and_trackers_left_comes_back_with_the_checkpoint(tmp_pa
 def test_a_copy_has_its_manifest_when_all_else_is_there(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A copy with a manifest counts as whole, and nothing noticed one that came too early."""
+    """A copy with a manifest counts as complete, and nothing detected one that came too early."""
     run = RunHere(tmp_path / "run", url)
     files, put = run.elsewhere._files, list[str]()
     put_file = files.put_file
@@ -188,7 +188,7 @@ def test_a_copy_has_its_manifest_when_all_else_is_there(
 def test_a_step_that_is_saved_again_stays_until_its_new_copy_is_whole(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The one whole copy was removed first: a machine that was taken away then lost the run."""
+    """The only complete copy was removed first: a machine that was taken away then lost the run."""
     run = RunHere(tmp_path / "run", url)
     run.step(num_kept=1)
     files, root = fsspec.core.url_to_fs(url)
@@ -228,7 +228,7 @@ def test_a_step_that_is_saved_again_as_it_was_is_not_copied_again(
 
 
 def test_the_copies_of_another_run_are_neither_fetched_nor_removed(tmp_path: Path, url: str):
-    """A run that was resumed with a wrong address went on from them, and deleted them."""
+    """A run resumed with a wrong URL continued from them and deleted them."""
     first = RunHere(tmp_path / "first", url, run_id="first")
     first.step()
     first.step()
@@ -255,7 +255,7 @@ def test_an_address_without_a_whole_checkpoint_is_taken_over(tmp_path: Path, url
 
 
 def test_records_are_copied_in_blocks_and_only_as_far_as_the_checkpoint_knows(tmp_path: Path):
-    """Each copy held all that was new in memory, and a fetch the whole of each part."""
+    """Each copy kept everything new in memory, and a fetch kept each whole part."""
     run = RunHere(tmp_path / "run", f"file://{tmp_path}/elsewhere")
     with run.record.open("wb") as file:
         file.truncate(64 << 20)
@@ -281,7 +281,7 @@ def test_an_address_that_cannot_be_used_is_named(tmp_path: Path):
 
 
 def test_an_address_that_needs_another_package_says_so(monkeypatch: pytest.MonkeyPatch):
-    """It once asked for another address or other rights, where s3fs was not installed."""
+    """If s3fs was not installed, the message asked for another URL or other permissions."""
 
     def absent(*args: object, **settings: object) -> NoReturn:
         raise ImportError("Install s3fs to access S3")

@@ -1,4 +1,4 @@
-"""The output directory of a run before it begins or goes on: refused, locked, named, fetched."""
+"""The output directory of a run before it begins or resumes: refused, locked, named, fetched."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ def resume(config: RunConfig) -> None:
 
 
 def test_a_run_whose_checkpoints_are_gone_is_not_cut_to_nothing(tmp_path: Path):
-    """It began at step 0 without a word, and its records were lost."""
+    """It silently began at step 0, and its records were lost."""
     record(tmp_path, 4)
     with pytest.raises(UserError, match=r"records of 4 steps but no checkpoint in .*/checkpoints"):
         resume(config_of(tmp_path))
@@ -81,7 +81,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again_and_says_what
 
 
 def test_a_second_process_is_refused_before_it_fetches_anything(tmp_path: Path):
-    """A second ``--resume`` put other files in the place of those that the first one wrote."""
+    """A second ``--resume`` replaced the files that the first one had written."""
     url = f"file://{tmp_path}/elsewhere"
     config, there = config_of(tmp_path / "run", url), tmp_path / "there"
     RemoteCheckpoints(url).put(make_checkpoint(there, 2), 2)
@@ -145,7 +145,9 @@ def test_a_run_whose_id_is_lost_has_that_of_its_checkpoints(tmp_path: Path):
 
 
 def test_the_settings_that_a_run_had_come_from_elsewhere_where_its_disk_is_lost(tmp_path: Path):
-    """What the run had chosen for its machine was chosen anew, and its steps changed."""
+    """The settings that the run had chosen for its machine were chosen again, and its steps
+    changed.
+    """
     url, there = f"file://{tmp_path}/elsewhere", tmp_path / "there"
     checkpoint = make_checkpoint(there, 2)
     (there / "config.yaml").write_text("seed: 3\n")

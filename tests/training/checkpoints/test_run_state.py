@@ -1,4 +1,4 @@
-"""What a checkpoint says of its run, and which run may go on from it."""
+"""What a checkpoint records about its run, and which run may resume from it."""
 
 import json
 from dataclasses import asdict, replace
@@ -34,7 +34,7 @@ OWN = RunState(
 def test_a_checkpoint_of_another_run_or_model_is_refused(
     tmp_path: Path, change: dict[str, str], message: str
 ):
-    """One with the same names and shapes was taken: its tokens then stood for other text."""
+    """One with the same names and shapes was accepted, and its tokens then meant other text."""
     with pytest.raises(UserError, match=message):
         replace(OWN, **change).check_same_run(OWN, tmp_path)
 

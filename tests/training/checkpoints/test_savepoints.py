@@ -1,4 +1,4 @@
-"""The checkpoints of one run, as the loop sees them."""
+"""The checkpoints of one run, from the loop's view."""
 
 import asyncio
 import threading
@@ -38,7 +38,7 @@ def make_savepoints(
 
 
 def keep_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints are the states that the run gives them, and nothing else."""
+    """Makes checkpoints consist of the states that the run passes, and nothing else."""
     states: dict[Path, RunState] = {}
 
     async def begin(run_dir: Path, *rest: Any) -> Callable[[], Path]:
@@ -51,7 +51,7 @@ def keep_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_newest_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The last one, still being written, was left out of what trackers were given at the end."""
+    """The last one, still being written, was missing from what trackers received at the end."""
     may_end = threading.Event()
     written = checkpoint_path(tmp_path, 3)
 
@@ -75,8 +75,9 @@ async def test_the_newest_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: 
 async def test_a_stop_in_the_middle_of_a_checkpoint_leaves_it_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
 ):
-    """Ctrl-C while one was written: the next one, written on the way out, swept its files away, and
-    neither of them nor the one before was left."""
+    """Ctrl-C while one was written: the next one, written on exit, removed its files, and neither
+    of them nor the previous one was left.
+    """
     may_end, notes = threading.Event(), list[str]()
 
     def write() -> Path:
@@ -112,7 +113,7 @@ async def test_a_run_that_learns_nothing_keeps_its_records_and_writes_no_checkpo
 async def test_a_run_with_more_questions_a_step_asks_none_twice_and_leaves_none_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """After three steps of two it went on with the tenth question, where each step had three."""
+    """After three steps of two it continued with the tenth question if each step had three."""
     keep_states(monkeypatch)
     ids = [f"q{number}" for number in range(12)]
     order = QuestionOrder([Question(id_, "?", ("x",), "test") for id_ in ids], 0)
@@ -149,14 +150,14 @@ async def test_a_checkpoint_in_other_tokens_is_refused_before_the_records_are_cu
 
 
 def test_what_was_ahead_in_other_tokens_is_played_again():
-    """A checkpoint that does not name its tokenizer may be of another."""
+    """A checkpoint that does not name its tokenizer may be from another."""
     config = build_config({"model": {"path": "none"}})
     assert savepoints._played_with(config, "0") == savepoints._played_with(config, "0")
     assert savepoints._played_with(config, "0") != savepoints._played_with(config, "1")
 
 
 def test_the_settings_of_a_run_are_replaced_in_one_move(tmp_path: Path):
-    """A full disk left a resumed run's config.yaml empty, and the next resume took defaults."""
+    """A full disk left a resumed run's config.yaml empty, and the next resume used defaults."""
     settings, before = tmp_path / "config.yaml", tmp_path / "before.yaml"
     settings.write_text("seed: 3\n")
     before.hardlink_to(settings)

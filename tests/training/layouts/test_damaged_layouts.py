@@ -1,4 +1,4 @@
-"""A checkpoint that is not whole, not what it says, or not harmless is one clear error."""
+"""A checkpoint that is incomplete, inconsistent or harmful causes one clear error."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def test_distributed_checkpoints(damage: Callable[[Path], None], said: str, tmp_
 
 
 def test_a_byte_of_the_metadata_that_is_another_is_never_a_bug(tmp_path: Path):
-    """An attribute, a number or a length that is none came out as an error of Python's."""
+    """An invalid attribute, number or length caused one of Python's own errors."""
     whole = (written_by_two() / "slime/iter_0000010/.metadata").read_bytes()
     damaged, chance = tmp_path / ".metadata", random.Random(0)
     num_refused = 0
@@ -136,7 +136,7 @@ def test_ranks_of_megatron(lost: str, said: str, tmp_path: Path):
 
 
 class Attack:
-    """A pickle of it calls ``os.system``."""
+    """Its pickle calls ``os.system``."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -167,7 +167,7 @@ def test_a_pickle_may_not_name_a_function_of_python(name: str, tmp_path: Path):
 
 
 def skyrl(tmp_path: Path, **changes: Any) -> Path:
-    """SkyRL's layout; ``changes`` are weights to add or replace (None: to leave out)."""
+    """SkyRL's layout; ``changes`` are weights to add or replace (None: leave out)."""
     state = {**tiny("llama").state_dict(), **changes}
     root = tmp_path / "step" / "policy"
     root.mkdir(parents=True)
@@ -193,7 +193,7 @@ def test_weights_that_do_not_fit_the_config(changes: dict[str, Any], said: str, 
 
 
 def with_config(kind: str, tmp_path: Path, **changes: Any) -> str:
-    """The directory of a model whose config says something else."""
+    """The directory of a model with a changed config."""
     base = tmp_path / "base"
     config_only(kind, base)
     config = json.loads((base / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""An export holds a tensor at a time, whatever the size of the model."""
+"""An export keeps one tensor in memory at a time, whatever the size of the model."""
 
 import os
 import subprocess

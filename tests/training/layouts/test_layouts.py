@@ -75,7 +75,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Path], str, bool]] = {
     "SkyRL": (skyrl, "llama", False),
     "prime-rl": (by_two("prime_rl/checkpoints"), "llama", True),
 }
-"""How it is written, the model in it, and whether config and tokenizer must be named."""
+"""The writer, the model in it, and whether config and tokenizer must be named."""
 
 
 @cache

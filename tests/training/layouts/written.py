@@ -1,7 +1,7 @@
-"""Checkpoints of a tiny model as other trainers write them, by two ranks where they have ranks.
+"""Checkpoints of a tiny model as other trainers write them, by two ranks where they use ranks.
 
-Megatron's names and cuts are written out here a second time, from Megatron's own rules, and never
-with the code that reads them.
+Megatron's names and sharding are written here a second time, from Megatron's own rules, not with
+the code that reads them.
 """
 
 import argparse
@@ -52,7 +52,9 @@ SIZES: dict[str, Any] = {
 
 
 def tiny(kind: str) -> PreTrainedModel:
-    """A model whose every weight is random: norms and biases too, so that none can be mistaken."""
+    """A model whose weights are all random, including norms and biases, so that none can be
+    confused.
+    """
     torch.manual_seed(3)
     sizes: dict[str, Any] = SIZES | {"vocab_size": len(tiny_tokenizer()) + 1}
     match kind:
@@ -71,7 +73,7 @@ def tiny(kind: str) -> PreTrainedModel:
 
 @cache
 def model_dir(kind: str) -> Path:
-    """The model as Hugging Face has it, with a tokenizer."""
+    """The model in Hugging Face's format, with a tokenizer."""
     out = scratch() / "models" / kind
     tiny(kind).save_pretrained(out)
     tiny_tokenizer().save_pretrained(out)
@@ -79,7 +81,7 @@ def model_dir(kind: str) -> Path:
 
 
 def config_only(kind: str, out: Path) -> None:
-    """``huggingface/`` as trainers write it beside their weights."""
+    """``huggingface/`` as trainers write it next to their weights."""
     tiny(kind).config.save_pretrained(out)
     tiny_tokenizer().save_pretrained(out)
 
@@ -92,7 +94,7 @@ def weights_of(path: Path) -> dict[str, Tensor]:
 
 
 def megatron_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model as Megatron names and joins it on one rank, its vocabulary padded."""
+    """The model with Megatron's names and merged tensors on one rank, its vocabulary padded."""
     state = model.state_dict()
 
     def padded(weight: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ def megatron_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _interleaved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Group by group: its queries, its key, its value."""
+    """Per group: its queries, its key, its value."""
     per_group = HEADS // GROUPS * HEAD_DIM
     rows: list[Tensor] = []
     for group in range(GROUPS):
@@ -142,7 +144,7 @@ def _interleaved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def stacked(named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Layers as one tensor each, as Megatron's distributed checkpoints have equal layers."""
+    """Layers as one tensor per name, as Megatron's distributed checkpoints store equal layers."""
     first = "decoder.layers.0."
     stacks = {
         f"decoder.layers.{name.removeprefix(first)}": torch.stack(
@@ -167,20 +169,22 @@ def cut_for_rank(name: str, weight: Tensor, rank: int, size: int) -> Tensor:
 
 
 class _Kind(Enum):
-    """Stands for the enums of Megatron's arguments."""
+    """Represents the enums of Megatron's arguments."""
 
     FUSED = 2
 
 
 @dataclass
 class _Extra:
-    """Stands for a class of Megatron that lies in its metadata."""
+    """Represents a class of Megatron in its metadata."""
 
     notes: str = "flattened"
 
 
 def pretend_megatron() -> None:
-    """The two classes above as Megatron's, for the writer; whoever reads has no such module."""
+    """Passes off the two classes above as Megatron's for the writer; the reader has no
+    such module.
+    """
     module = ModuleType("megatron.core.enums")
     for each in (_Kind, _Extra):
         each.__module__, each.__qualname__ = module.__name__, each.__name__
@@ -203,7 +207,7 @@ def write_megatron_ranks(model: PreTrainedModel, out: Path, tensor: int, stages:
     first_layers = [sum(stages[:stage]) for stage in range(len(stages))]
 
     def place_of(name: str) -> tuple[int, str]:
-        """The pipeline rank of a weight, and its name there, where layers count from 0."""
+        """The pipeline rank of a weight, and its name there; layers count from 0."""
         if not name.startswith("decoder.layers."):
             return (0 if name.startswith("embedding") else len(stages) - 1), name
         layer = int(name.split(".")[2])
@@ -233,7 +237,7 @@ def write_megatron_ranks(model: PreTrainedModel, out: Path, tensor: int, stages:
 
 @cache
 def written_by_two() -> Path:
-    """Every layout that ranks write together, once for all tests; a folder each."""
+    """Every layout that ranks write together, once for all tests; one folder each."""
     out = scratch() / "two_ranks"
     for kind in ("qwen2", "llama", "qwen3"):
         model_dir(kind)
@@ -302,7 +306,7 @@ def _write_distributed(out: Path, mesh: DeviceMesh) -> None:
 
 
 def _cut(name: str, weight: Tensor, mesh: DeviceMesh, first_dim: int) -> Tensor:
-    """A weight cut over the ranks as Megatron cuts it; ``first_dim`` 1 in a stack of layers."""
+    """A weight sharded over the ranks as Megatron does; ``first_dim`` is 1 in a stack of layers."""
     is_in_layer = name.startswith("decoder.layers.")
     dim = first_dim if is_in_layer else 0
     placement: Placement = Replicate()

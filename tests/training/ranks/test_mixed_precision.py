@@ -1,4 +1,4 @@
-"""Products in bfloat16 over float32 weights, in the trainer and in the engine of this process."""
+"""Products in bfloat16 with float32 weights, in the trainer and in the in-process engine."""
 
 import copy
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_weights_and_gradients_stay_float32_and_the_gradient_is_about_the_same()
 
 
 def test_a_changed_weight_is_cast_anew():
-    """The copies that sampling keeps must not outlive an optimizer step."""
+    """The copies that sampling keeps must not survive an optimizer step."""
     _, mixed = models()
     with torch.no_grad():
         before, _ = token_logprobs(mixed, PACKED, WANTED, 1.0)
@@ -72,8 +72,9 @@ def test_a_changed_weight_is_cast_anew():
 
 
 def test_a_copy_computes_with_its_own_modules():
-    """A copy's body once ran the original's: the reference beside adapters was the policy itself,
-    and its divergence always 0."""
+    """A copy's body ran the original's: the reference next to adapters was the policy itself, and
+    its divergence always 0.
+    """
     _, mixed = models()
     with torch.no_grad():
         hidden_states(mixed, PACKED)  # keeps the weights' casts, which a copy does not need
@@ -104,7 +105,7 @@ def test_the_base_of_a_policy_with_adapters_is_without_them(tmp_path: Path):
 
 
 async def test_the_engine_samples_about_what_the_trainer_computes():
-    """To the bit it is where no sum rounds to a neighbouring number of bfloat16."""
+    """They agree to the bit if no sum rounds to a neighbouring bfloat16 number."""
     _, model = models()
     settings = TorchPlacement(num_slots=4, tile_rows=4, prefill_bucket=16)
     engine = TorchEngine(model, LETTERS, settings, MAX_TOKENS, 1, torch.bfloat16)

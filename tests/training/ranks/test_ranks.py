@@ -1,7 +1,7 @@
-"""Gradients of 1, 2 and 4 ranks over gloo are those of one process, in float64.
+"""Gradients of 1, 2 and 4 ranks over gloo equal those of one process, in float64.
 
-Gradients are compared, never weights after Adam: it divides by the gradient's own size, which hides
-a wrong factor.
+Gradients are compared, never weights after Adam, which divides by the gradient's own size and so
+hides a wrong factor.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def three() -> Iterator[RankProcesses]:
 
 @cache
 def alone(case: Case) -> Learnt:
-    """The same by one process, without any of this."""
+    """The same from one process, without any of this."""
     return learn(case, placement=None)
 
 
@@ -208,9 +208,10 @@ def test_two_ranks_have_the_gradient_of_one_process(two: RankProcesses, case: Ca
 
 @pytest.mark.parametrize("case", FAMILIES, ids=name_of)
 def test_two_ranks_learn_other_families_as_one_process_does(two: RankProcesses, case: Case):
-    """Experts that no token is sent to have a gradient of 0.
+    """Experts that receive no token have a gradient of 0.
 
-    Torch's grouped product of experts takes no float64, and Gemma's norms compute in float32.
+    Torch's grouped product of experts does not support float64, and Gemma's norms compute in
+    float32.
     """
     is_rounded = case.dtype == torch.float32 or case.name == "two kinds, ulysses"
     tolerance = 2e-6 if is_rounded else 1e-9
@@ -243,7 +244,7 @@ def test_four_ranks_have_the_gradient_of_one_process(four: RankProcesses, case: 
 
 
 def test_offloaded_ranks_take_the_step_of_one_process(two: RankProcesses):
-    """In one pass over each weight, which torch takes where it is asked to alone."""
+    """In one pass over each weight, which torch uses if it is requested by itself."""
     case = Case("offload", TrainerPlacement(offload=("policy",), tensor_parallel=2))
     mine, theirs = two.call("learn", case), alone(case)
     for name, weight in mine.weights.items():
@@ -283,7 +284,7 @@ def test_the_gradient_is_clipped_by_its_norm_over_all_ranks(four: RankProcesses)
 
 
 def test_gradients_are_summed_over_ranks_with_each_micro_batch_or_once(two: RankProcesses):
-    """``reduce_once`` did nothing, and no test saw it: the gradient is the same."""
+    """``reduce_once`` did nothing, and no test detected it: the gradient is the same."""
     case = Case("sums")
     num_rounds = len(deal([1.0] * len(batch_of(case).rows), 0, 2))
     num_parts = make_model().config.num_hidden_layers + 1
@@ -294,7 +295,7 @@ def test_gradients_are_summed_over_ranks_with_each_micro_batch_or_once(two: Rank
 
 
 def test_with_sequence_parallelism_a_rank_computes_its_stretch_of_every_row(two: RankProcesses):
-    """Where each rank computed whole rows instead, no test saw it: the gradient is the same."""
+    """If each rank computed whole rows instead, no test detected it: the gradient is the same."""
     case = Case("stretches", TrainerPlacement(sequence_parallel=2))
     lengths = [len(each.packed.token_ids_N) for each in batch_of(case).rows]
     assert two.call("see", case).num_tokens == sum(-(-length // 2) for length in lengths)
@@ -304,14 +305,14 @@ def test_with_sequence_parallelism_a_rank_computes_its_stretch_of_every_row(two:
 def test_the_models_that_the_placement_names_rest_in_host_memory(
     two: RankProcesses, offload: tuple[Any, ...]
 ):
-    """``offload`` did nothing, and no test saw it: on a CPU all memory is the host's."""
+    """``offload`` did nothing, and no test detected it: on a CPU all memory is the host's."""
     algorithm = PPO.model_copy(update={"kl": KlConfig(coefficient=0.2)})
     case = Case("offload", TrainerPlacement(offload=offload), algorithm=algorithm)
     assert two.call("see", case).offloaded == set(offload)
 
 
 def test_a_forward_pass_is_of_the_weights_after_the_last_update(two: RankProcesses):
-    """Those of the root that the pass before had gathered were kept, and no test saw it."""
+    """The root's weights gathered by the previous pass were kept, and no test detected it."""
     algorithm = PPO.model_copy(update={"decoupled": True})
     case = Case("forward", algorithm=algorithm)
     mine, theirs = two.call("forward_after_update", case), forward_after_update(case, None)
@@ -359,7 +360,7 @@ def test_what_four_ranks_write_is_read_by_three_by_two_and_by_one(
 def test_a_rank_waits_for_others_as_long_as_the_placement_says(
     four: RankProcesses, placement: TrainerPlacement
 ):
-    """In a part of the ranks it waited for half an hour, which is torch's, whatever was set."""
+    """In a subset of the ranks it waited for half an hour, torch's default, whatever was set."""
     assert four.call("patience", placement) == {60.0}
 
 
@@ -407,12 +408,12 @@ def listening_at(port: int) -> set[str]:
 
 
 def test_ranks_meet_where_no_other_machine_reaches_them(one: RankProcesses):
-    """Torch's store listens at every address of the machine, whatever host it is given."""
+    """Torch's store listens on every address of the machine, whatever host it is given."""
     assert listening_at(one._store.port) == {"127.0.0.1"}
 
 
 def test_a_rank_that_fails_ends_the_others_at_once():
-    """Rank 1 raises while rank 0 waits for it in a sum, which would last for minutes."""
+    """Rank 1 raises while rank 0 waits for it in a sum, which would take minutes."""
     with closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks:
         with pytest.raises(UserError, match="rank 1 has no luck"):
             ranks.call("sum")
@@ -422,7 +423,7 @@ def test_a_rank_that_fails_ends_the_others_at_once():
 
 @pytest.mark.parametrize("method", ["die", "die_while_others_sleep"])
 def test_a_rank_that_is_killed_ends_the_others_at_once(method: str):
-    """A rank that did not hear of it lived on as an orphan, and no test looked for it."""
+    """A rank that was not notified lived on as an orphan, and no test checked for it."""
     with closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks:
         processes = list(ranks._processes)
         with pytest.raises(RankDiedError, match="rank 1 has died"):
@@ -433,7 +434,7 @@ def test_a_rank_that_is_killed_ends_the_others_at_once(method: str):
 def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server woke beside the activations of the step, freed and kept, and ran out of memory."""
+    """The step's activations were freed but kept, so the waking server ran out of memory."""
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     monkeypatch.setattr(trainer_rank, "build_trainer", Mock())
@@ -454,7 +455,7 @@ def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gp
 
 
 def test_ranks_that_find_no_way_to_each_other_say_so() -> None:
-    """The error was told by the number of the rank, which it has only once they have met."""
+    """The error named the rank by a number that it only has once the ranks have met."""
 
     def fail() -> None:
         raise RuntimeError("[gloo] no connection")
@@ -466,7 +467,7 @@ def test_ranks_that_find_no_way_to_each_other_say_so() -> None:
 
 
 def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended with torch's own words: no attribute _cuda_setDevice, or an invalid ordinal."""
+    """It ended with torch's own error: no attribute _cuda_setDevice, or an invalid ordinal."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     # It would hold for this process, in which other tests count in denormal numbers.
     monkeypatch.setattr(rank_processes, "compute_with", lambda _: None)
@@ -478,7 +479,9 @@ def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each GPU held policy, reference and critic whole before it cut them: 91 GB of a 7B model."""
+    """Each GPU held policy, reference and critic whole before sharding them: 91 GB for a
+    7B model.
+    """
     devices: list[str] = []
 
     def load(config: ModelConfig) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""A model without its weights is that of its files in everything else, and reads them later."""
+"""A model without weights otherwise equals that of its files, and loads the weights later."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_adapters_beside_weights_that_are_not_read_begin_as_beside_those_that_ar
 
 @pytest.mark.parametrize("has_adapters", [False, True])
 def test_reference_and_critic_are_read_later_as_well(tmp_path: Path, has_adapters: bool) -> None:
-    """Three whole models on each rank of a machine were what a rank began with."""
+    """Each rank of a machine began with three whole models."""
     adapters = LoraConfig(rank=2) if has_adapters else None
     config = ModelConfig(path=saved(tmp_path, make_model()), lora=adapters)
     made: list[tuple[PreTrainedModel, ...]] = []
@@ -137,7 +137,7 @@ def changed(path: str, **values: object) -> None:
 
 
 def test_a_head_of_its_own_is_not_taken_for_a_tied_one(tmp_path: Path) -> None:
-    """The config ties it, and the file has another: transformers unties it, and we dropped it."""
+    """The config ties it, but the file has another: transformers unties it, and we dropped it."""
     model = make_model()
     path = saved(tmp_path, model)
     weights = load_file(tmp_path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Ranks read, write, name and send weights that nobody holds whole; one process does the same."""
+"""Ranks read, write, name and send weights that no rank holds whole; one process does the same."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def config_of(path: Path, num_ranks: int | None = 2, **sections: Any) -> RunConfig:
-    """A run that samples with servers; nothing of them is started here."""
+    """A run that samples with servers, none of which is started here."""
     engine = {"kind": "vllm", "urls": ["http://127.0.0.1:9"]}
     placement = {"engine": engine, "trainer": {"num_ranks": num_ranks}}
     tree: dict[str, Any] = {"model": {"path": str(path)}, "placement": placement}
@@ -75,7 +75,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=CASES)
 def learnt(request: pytest.FixtureRequest, start: Path) -> Iterator[tuple[TrainerRanks, Trainer]]:
-    """Two ranks and one process that have learnt the same batch."""
+    """Two ranks and one process that have learned from the same batch."""
     case = CASES[request.param]
     alone = {name: section for name, section in case.items() if name != "placement"}
     process = open_trainer(config_of(start, num_ranks=None, **alone))
@@ -99,7 +99,7 @@ def weights_of(model: Any) -> dict[str, Tensor]:
 
 
 def assert_near(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """Sums in another order, and what Adam makes of them."""
+    """Allows for sums in another order, and their effect in Adam."""
     assert mine.keys() == theirs.keys()
     for name, weight in theirs.items():
         assert torch.allclose(mine[name], weight, atol=2e-4), name
@@ -128,7 +128,7 @@ def test_ranks_compute_the_log_probabilities_of_a_text_as_one_process_does(
 
 
 def plain(model: Any, text: list[int]) -> list[float]:
-    """By transformers' own attention, without the packed forward pass; adapters are merged."""
+    """With transformers' own attention, without the packed forward pass; adapters are merged."""
     merged = twin(make_model(vocabulary=300))
     merged.load_state_dict(dict(weights_by_name(model)), strict=False)
     merged.tie_weights()
@@ -188,7 +188,7 @@ def test_a_folder_for_servers_holds_the_whole_model_with_its_adapters_in_it(
 
 
 class Worker:
-    """A worker with Forage's receiver: joins the group, and receives what it is told of."""
+    """A worker with Forage's receiver: joins the group, and receives the announced weights."""
 
     def __init__(self, info: JoinInfo) -> None:
         self._info = info
@@ -212,7 +212,7 @@ class Worker:
 
 
 class NamedWorker:
-    """A worker of SGLang: its group is made by torch's helper, and receives tensor by tensor."""
+    """A worker of SGLang: torch's helper creates its group, and it receives tensor by tensor."""
 
     def __init__(self, info: JoinInfo) -> None:
         self._info = info
@@ -309,7 +309,9 @@ def test_rank_0_sends_tensor_by_tensor_to_a_group_with_a_name(
 
 
 def test_weights_are_sent_in_the_type_of_the_servers(learnt: tuple[TrainerRanks, Trainer]) -> None:
-    """Servers that sample in bfloat16 were sent float32: twice the bytes, of which half was cut."""
+    """Servers that sample in bfloat16 were sent float32: twice the bytes, half of them
+    discarded.
+    """
     ranks, process = learnt
     sender = SenderOfRanks(ranks, torch.bfloat16)
     assert set(sender.tensors().dtypes) == {"bfloat16"}
@@ -346,7 +348,7 @@ def test_a_server_that_does_not_come_is_told_and_the_ranks_live_on(
 def test_ranks_learn_while_they_write_and_what_they_write_is_what_was_there(
     start: Path, tmp_path: Path
 ) -> None:
-    """They stood still until the last byte was on the disk."""
+    """They were blocked until the last byte was on the disk."""
     with closing(open_trainer(config_of(start))) as ranks:
         learn(ranks)
         (tmp_path / "part").mkdir()
@@ -373,7 +375,7 @@ def test_a_disk_that_one_rank_cannot_write_is_told_and_the_ranks_live_on(
 
 
 def _small_files(trainer: Trainer) -> object:
-    """Makes the files of this rank small ones."""
+    """Makes this rank write small files."""
     weight_files.SHARD_BYTES = 10_000
     return trainer
 
@@ -381,7 +383,7 @@ def _small_files(trainer: Trainer) -> object:
 def test_ranks_share_the_files_of_a_checkpoint_which_one_process_reads(
     start: Path, tmp_path: Path
 ) -> None:
-    """A checkpoint whose weights filled several files was taken for a damaged one."""
+    """A checkpoint whose weights filled several files was treated as damaged."""
     with closing(open_trainer(config_of(start))) as ranks:
         assert isinstance(ranks, TrainerRanks)
         ranks.attach(_small_files)
@@ -412,7 +414,7 @@ def test_adapters_of_any_size_are_one_file_which_is_all_that_others_read(
 def test_a_disk_that_takes_no_weights_for_servers_is_told_and_the_ranks_live_on(
     start: Path, tmp_path: Path
 ) -> None:
-    """The error ended the ranks, and with them the checkpoint that was written on the way out."""
+    """The error ended the ranks, and with them the checkpoint being written on exit."""
     (tmp_path / "file").write_text("no folder")
     cases: tuple[dict[str, Any], ...] = ({}, {"model": {"lora": {"rank": 2}}})
     for case in cases:
