@@ -26,7 +26,7 @@ pytestmark = needs_vllm
 def test_a_run_learns_from_what_a_server_sampled_and_goes_on_where_it_stopped(tmp_path: Path):
     """Sampler and trainer agree at each step, so each step sampled with the weights before it.
 
-    The server's folder holds other weights than those that the run begins with.
+    The server's folder contains other weights than those that the run begins with.
     """
     warm = {"path": str(warm_model())}
     run = served_config(tmp_path / "run", real_server(), model=warm, trainer={"num_steps": 2})
@@ -52,7 +52,7 @@ def test_a_run_learns_from_what_a_server_sampled_and_goes_on_where_it_stopped(tm
 def test_two_ranks_bring_a_server_weights_that_no_process_holds_whole(
     tmp_path: Path, transfer: str, adapters: dict[str, Any]
 ):
-    """Each step is sampled with the weights before it, also after a resume by one process."""
+    """Each step is sampled with the weights before it, even after a resume by one process."""
     model = {"path": str(warm_model())} | adapters
     changes = {"model": model, "engine": {"transfer": transfer}}
     for ranks, num_steps in ({"num_ranks": 2}, 2), ({}, 3):
@@ -103,7 +103,7 @@ def test_a_server_whose_context_holds_no_episode_is_refused_before_the_run(tmp_p
 def test_a_server_that_is_killed_is_started_again_and_the_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """It comes back with the weights of its folder; it serves again when it has the run's."""
+    """It restarts with the weights in its folder, and serves again once it has the run's."""
     engine = {"lost_after_s": 600, "update_timeout_s": 60}
     config = served_config(
         tmp_path / "run", engine=engine, trainer={"num_steps": 6, "checkpoint_every": 6}

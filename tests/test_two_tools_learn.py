@@ -1,9 +1,9 @@
-"""A tiny model learns, in the real loop, that an answer takes two tools: search, then unlock.
+"""A tiny model learns, in the real loop, that an answer requires two tools: search, then unlock.
 
 Each question has a number; a search for it shows a code, and ``unlock`` turns the code into the
 digit that is the answer. The demonstrations of the warm start mostly guess, too early; one in three
-shows both calls. A model of this size does not learn to copy codes in a minute, so beside the right
-answer the reward pays for the way to it (``way``): what is to be found is that both tools pay.
+shows both calls. A model of this size does not learn to copy codes in a minute, so the reward also
+pays for the steps to the answer (``way``); the model must discover that both tools pay.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NUM_STEPS = 28
 
 
 class Unlock:
-    """The second tool: the digit behind a code, the same each time and not to be guessed."""
+    """The second tool: the digit for a code, the same each time and impossible to guess."""
 
     name = "unlock"
     prompt_line = "<unlock> code </unlock>."
@@ -53,7 +53,7 @@ unlock = Unlock()
 
 
 def way(episode: Episode) -> float:
-    """A reward of one's own: the search is worth 0.2, a call of unlock after it 0.8 more."""
+    """A custom reward: the search earns 0.2, a call of unlock after it 0.8 more."""
     tools = [call.tool for turn in episode.turns for call in turn.calls]
     return 0.2 * (tools[:1] == ["search"]) + 0.8 * (tools[:2] == ["search", "unlock"])
 

@@ -1,4 +1,4 @@
-"""What ``pip install forage-rl`` brings: a wheel is built, and installed where torch is not."""
+"""What ``pip install forage-rl`` installs: a wheel is built, and installed without torch."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def retriever_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``forage`` of an environment of the wheel and of what it requires without extras."""
+    """``forage`` in an environment with the wheel and its requirements without extras."""
     return make_environment(wheel, tmp_path_factory.mktemp("environment"))
 
 

@@ -1,6 +1,6 @@
 """Whole runs on two cores in seconds: a world of 300 articles, its search server, a tiny model.
 
-Built once for all tests that ask, through the same functions as the commands call.
+Built once for all tests that use it, with the functions that the commands call.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ FOLDED: dict[str, Any] = {
         **{"max_turn_tokens": 64, "max_observation_tokens": 200, "max_tokens": 1024},
     },
 }
-"""Old results are archived, and the model is one that searches more than once."""
+"""Old results are archived, and the model searches more than once."""
 
 
 @cache
 def scratch() -> Path:
-    """A directory that goes when the tests end."""
+    """A directory that is removed when the tests end."""
     directory = tempfile.TemporaryDirectory(prefix="forage-tests-")
     atexit.register(directory.cleanup)
     return Path(directory.name)
@@ -144,7 +144,7 @@ def write_recipe(path: Path, config: RunConfig) -> Path:
 
 
 def start_forage(*arguments: str | Path) -> subprocess.Popen[str]:
-    """``python -m forage ...`` in the background, its output kept."""
+    """Starts ``python -m forage ...`` in the background and keeps its output."""
     return subprocess.Popen(
         [*FORAGE, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -155,14 +155,14 @@ def start_forage(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def forage(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """``python -m forage ...`` to its end."""
+    """Runs ``python -m forage ...`` to its end."""
     child = start_forage(*arguments)
     out, err = child.communicate()
     return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
 def wait_for(path: Path, child: subprocess.Popen[str], num_lines: int = 0) -> None:
-    """Wait until ``path`` is there with so many lines, or fail with what the child said."""
+    """Waits until ``path`` has this many lines, or fails with the child's output."""
     while not (path.exists() and (not num_lines or _num_lines(path) >= num_lines)):
         if child.poll() is not None:
             raise AssertionError(
@@ -172,7 +172,7 @@ def wait_for(path: Path, child: subprocess.Popen[str], num_lines: int = 0) -> No
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for it, a minute at most."""
+    """Waits up to a minute for a condition."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not come about within a minute"
@@ -184,7 +184,7 @@ def _num_lines(path: Path) -> int:
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float | None]]:
-    """The metric rows without what the clock says."""
+    """The metric rows without durations."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [
         {
@@ -197,7 +197,7 @@ def metrics_of(run_dir: Path) -> list[dict[str, float | None]]:
 
 
 def episodes_of(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of ``episodes.jsonl`` without what the clock says."""
+    """The lines of ``episodes.jsonl`` without durations."""
     rows = [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
     for row in rows:
         del row["seconds"]

@@ -1,4 +1,4 @@
-"""A real vLLM server for the tests marked ``vllm``: started once, gone when the tests end."""
+"""A real vLLM server for the tests marked ``vllm``: started once, and ended with the tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_vllm = [
 
 
 def served_config(out: Path, *urls: str, **changes: Any) -> RunConfig:
-    """A tiny run that samples with vLLM servers; ``ranks`` and ``cluster`` say where it learns."""
+    """A tiny run that samples with vLLM servers; ``ranks`` and ``cluster`` define its trainer."""
     engine: dict[str, Any] = {"kind": "vllm", "update_timeout_s": 20, "lost_after_s": 120}
     engine |= {"urls": urls} if urls else {"program": str(MADE)}
     engine |= changes.pop("engine", {})
@@ -45,7 +45,7 @@ def served_config(out: Path, *urls: str, **changes: Any) -> RunConfig:
 def real_server(number: int = 0, lora_rank: int = 0, model: str = "") -> str:
     """The address of a server of the tiny random model, with room for episodes of 384 tokens.
 
-    Tests that need several ask for each by its number. With ``lora_rank`` it takes adapters;
+    Tests that need several request each by its number. With ``lora_rank`` it takes adapters;
     ``model`` is the folder of another model.
     """
     import os

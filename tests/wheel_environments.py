@@ -1,4 +1,4 @@
-"""Environments in which ``pip install 'forage-rl[...]'`` brought no more than it says.
+"""Environments in which ``pip install 'forage-rl[...]'`` installed exactly what it declares.
 
 Packages are linked from the environment of the tests, so that nothing is downloaded.
 """
@@ -26,7 +26,7 @@ _FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "
 
 
 def build_sdist(source: Path, out: Path) -> Path:
-    """An sdist in ``out``, built from a copy that has tests too."""
+    """An sdist in ``out``, built from a copy that also contains tests."""
     _copy_sources(source, ("forage", "configs", "examples", "plugins", "tests"))
     code = "from setuptools.build_meta import build_sdist; import sys; build_sdist(sys.argv[1])"
     subprocess.run(
@@ -55,7 +55,7 @@ def _copy_sources(source: Path, folders: Sequence[str]) -> None:
 
 
 def make_environment(wheel: Path, home: Path, extras: Sequence[str] = ()) -> Path:
-    """An environment of the wheel and of what it requires with these extras; its ``forage``."""
+    """An environment with the wheel and its requirements for these extras; its ``forage``."""
     run(sys.executable, "-m", "venv", "--without-pip", home)
     python = home / "bin" / "python"
     [site] = home.glob("lib/python*/site-packages")
@@ -72,7 +72,7 @@ def make_environment(wheel: Path, home: Path, extras: Sequence[str] = ()) -> Pat
 
 
 def stated_in(wheel: Path) -> list[str]:
-    """The lines of what a wheel requires."""
+    """The requirement lines of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         [about] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         message = message_from_bytes(archive.read(about))
@@ -80,7 +80,7 @@ def stated_in(wheel: Path) -> list[str]:
 
 
 def closure(lines: list[str], extras: Sequence[str] = ()) -> set[str]:
-    """The distributions that these lines need on this machine with the extras, and theirs."""
+    """The distributions that these lines require on this machine with the extras, recursively."""
     left: list[tuple[str, frozenset[str]]] = [(DISTRIBUTION, frozenset(extras))]
     seen: set[tuple[str, frozenset[str]]] = set()
     while left:
@@ -97,7 +97,7 @@ def closure(lines: list[str], extras: Sequence[str] = ()) -> set[str]:
 
 
 def run(*words: str | Path) -> str:
-    """The output of a program that must succeed, with no path of this checkout."""
+    """The output of a program that must succeed, without a path of this checkout."""
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, env=clean(), check=False
     )

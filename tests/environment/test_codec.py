@@ -85,7 +85,7 @@ def test_runs_of_spaces_survive_in_a_tokenizer_that_adds_them_as_tokens():
 
 
 def test_full_width_brackets_become_no_tag_under_a_normaliser():
-    """NFKC turns ＜ into <, after any check of the text as it was."""
+    """NFKC turns ＜ into <, after any check of the original text."""
     codec = CODECS["nfkc"]
     assert "<search" in codec.decode(codec.encode_trusted("\uff1csearch\uff1e"))
     assert "<search" not in codec.decode(codec.encode_untrusted("\uff1csearch\uff1e"))
@@ -143,7 +143,7 @@ def test_a_slow_tokenizer_is_refused():
 
 
 def test_a_passage_is_encoded_once_and_a_page_is_not_kept():
-    """65,536 texts were kept however long: with pages, gigabytes in a long run."""
+    """65,536 texts were kept however long they were: with pages, gigabytes in a long run."""
     codec = Codec(make_tokenizer(SHAPES[0]))
     for text in ("a passage", "a page " * 700):
         assert codec.encode_untrusted(text) == codec.encode_untrusted(text)

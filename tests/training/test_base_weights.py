@@ -1,4 +1,4 @@
-"""The weights that a run reads again when it goes on: known by their numbers, wherever they lie."""
+"""The weights that a resumed run reads again, identified by their values wherever they are."""
 
 import shutil
 from pathlib import Path
@@ -66,8 +66,9 @@ def test_a_run_is_known_by_its_base_where_it_reads_it_again(tmp_path: Path):
 
 @pytest.mark.slow
 def test_adapters_go_on_over_their_base_wherever_it_lies_and_over_no_other(tmp_path: Path):
-    """Another base of the same shape and tokenizer was taken in silence; one that had only moved
-    was refused, with advice that made the checkpoint a damaged one."""
+    """Another base of the same shape and tokenizer was silently used; one that had only moved was
+    refused, with advice that damaged the checkpoint.
+    """
     base, moved = tmp_path / "base", tmp_path / "moved"
     shutil.copytree(warm_model(), base)
 

@@ -1,4 +1,4 @@
-"""Compiled layers compute what the others do, for the trainer and for the engine."""
+"""Compiled layers compute the same as the others, for the trainer and for the engine."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_micro_batches_of_other_lengths_compile_nothing_anew(monkeypatch: pytest
 
 
 def test_each_thread_that_computes_keeps_all_variants_of_a_layer(monkeypatch: pytest.MonkeyPatch):
-    """torch keeps its limit by thread: those of the engine and the trainer kept 8 variants."""
+    """torch's limit is per thread: the engine's and the trainer's kept 8 variants."""
     monkeypatch.setattr("forage.training.logprobs.BACKEND", "aot_eager")
     model = make_model("qwen2")
     compile_layers(model, backend="aot_eager")

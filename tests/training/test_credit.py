@@ -1,7 +1,7 @@
-"""From scored groups to advantages: worked groups, and two promises over every algorithm at once.
+"""From scored groups to advantages: worked groups, and two promises over every algorithm.
 
-Promise 2: observation tokens, however many and wherever they stand, change no advantage, no weight
-and no loss of a sampled token. Promise 6: nor do micro-batches and their order.
+Promise 2: observation tokens, however many and wherever they are, change no advantage, weight or
+loss of a sampled token. Promise 6: nor do micro-batches and their order.
 """
 
 from collections.abc import Sequence
@@ -147,7 +147,7 @@ def test_a_number_that_is_none_is_named_before_it_is_learnt(column: str):
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_an_advantage_that_is_no_number_is_named(number: float):
-    """A custom estimator may give any."""
+    """A custom estimator may return any value."""
     spoilt = replace(RIGHT, reward=Reward(number, {}))
     with pytest.raises(FloatingPointError, match="the advantages of the episode of question 'q'"):
         advantages_of(estimator("reinforce"), Group(QUESTION, (spoilt, WRONG)))
@@ -157,7 +157,7 @@ def test_an_advantage_that_is_no_number_is_named(number: float):
     ("kind", "compares"), [("grpo", True), ("gae", False), ("remax", False), ("rloo", True)]
 )
 def test_only_an_estimator_that_compares_a_group_says_how_many_are_flat(kind: str, compares: bool):
-    """A group of one is always flat: the first step of PPO warned that nothing is learnt."""
+    """A group of one is always flat: the first step of PPO warned that nothing is learned."""
     alone = Group(QUESTION, (RIGHT,), greedy=replace(WRONG, reward=Reward(0.25)))
     algorithm = estimator(kind) if kind != "gae" else estimator("gae", critic={})
     credit = Credit(algorithm, train_on_failed_searches=True)
@@ -338,7 +338,7 @@ EVERYTHING = {
 
 
 def made_up(token_ids: Tensor, salt: int) -> Tensor:
-    """Numbers that a model might say of tokens: a function of the token alone."""
+    """Made-up log-probabilities of tokens: a function of the token only."""
     return ((token_ids * (2 * salt + 3)) % 11).float() / 8
 
 
@@ -348,7 +348,7 @@ def token_ids_of(each: Episode) -> Tensor:
 
 
 def look(algorithm: AlgorithmConfig, view: Credited) -> Credited:
-    """What made-up models say of an episode."""
+    """The values of made-up models for an episode."""
     ids_M = token_ids_of(view.episode)
     old_M = view.old_logprobs_M
     view = replace(view, values_M=made_up(ids_M, 4), extra={ENERGIES: made_up(ids_M, 6) + 0.1})
@@ -360,7 +360,7 @@ def look(algorithm: AlgorithmConfig, view: Credited) -> Credited:
 def learn(
     algorithm: AlgorithmConfig, groups: Sequence[Group], max_tokens: int, order: Sequence[int]
 ) -> tuple[list[list[float]], float]:
-    """The whole way with made-up models: advantages an episode, and the loss of the batch."""
+    """The whole path with made-up models: advantages per episode, and the loss of the batch."""
     credit = Credit(algorithm, train_on_failed_searches=False, baseline=0.25)
     views_P = [[look(algorithm, view) for view in views] for views in credit.uncredited(groups)]
     flat = [view for views in views_P for view in views]
@@ -406,7 +406,7 @@ def episodes(draw: st.DrawFn) -> Episode:
 
 @st.composite
 def with_observations(draw: st.DrawFn, each: Episode, may_cut: bool) -> Episode:
-    """The same episode with observations put in anywhere, inside of turns too if they may be."""
+    """The same episode with observations inserted anywhere, even inside turns if allowed."""
     segments: list[Segment] = []
     for segment in each.segments:
         size = len(segment.token_ids_T)
@@ -433,7 +433,7 @@ def groups_of(members: Sequence[Episode], greedy: Episode) -> list[Group]:
 
 
 def turns_may_be_cut(algorithm: AlgorithmConfig) -> bool:
-    """Where a turn's tokens are its own, an observation within it would make two turns of it."""
+    """If turns have separate tokens, an observation within one would split it into two turns."""
     by_turns = algorithm.likelihood_protection
     return not isinstance(algorithm.advantage, TurnRewards) and not (
         by_turns is not None and by_turns.gate == "turn"
@@ -487,7 +487,7 @@ MEMBERS = [
 
 @pytest.mark.parametrize("algorithm", EVERYTHING.values(), ids=EVERYTHING)
 def test_the_made_up_models_make_every_algorithm_do_something(algorithm: AlgorithmConfig):
-    """The two tests above would hold of a loss that is always 0."""
+    """The two tests above would also pass for a loss that is always 0."""
     advantages, loss = learn(algorithm, groups_of(MEMBERS, MEMBERS[1]), 500, range(5))
     assert any(value for each in advantages for value in each)
     assert abs(loss) > 1e-4

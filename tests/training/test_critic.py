@@ -1,4 +1,4 @@
-"""The critic speaks of each sampled token before it is chosen, and learns from returns alone."""
+"""The critic values each sampled token before it is chosen, and learns only from returns."""
 
 import math
 
@@ -17,7 +17,7 @@ EPISODES = tuple(episode(seed) for seed in range(4))
 
 
 def with_returns(seed: int) -> Credited:
-    """An episode with returns, and values from before, that have nothing to do with its tokens."""
+    """An episode with returns and earlier values that are unrelated to its tokens."""
     generator = torch.Generator().manual_seed(seed)
     size = EPISODES[seed].num_sampled_tokens
     returns = torch.rand(size, generator=generator)
@@ -30,7 +30,7 @@ def batch(max_tokens: int = 4096) -> Batch:
 
 
 def lively(critic: Critic) -> Critic:
-    """A head that says something: a new one is 0 everywhere, and its base has no gradient."""
+    """A head with values: a new one is 0 everywhere, and its base has no gradient."""
     torch.manual_seed(3)
     nn.init.normal_(critic.head.weight, std=0.3)
     return critic
@@ -57,7 +57,7 @@ def test_a_new_critic_expects_nothing():
 
 
 def test_its_values_are_no_view():
-    """Each rank began with a warning of torch's, of a backward pass that may fail."""
+    """Each rank began with a warning from torch about a backward pass that may fail."""
     (rows,) = pack([with_returns(0)], 4096).rows
     assert not Critic(make_model())(rows.packed, rows.is_sampled_N)._is_view()
 
@@ -99,7 +99,7 @@ def test_each_setting_does_something():
 
 
 def test_updates_without_a_finite_gradient_are_left_out_and_counted_before_they_end_the_run():
-    """The critic's first one ended the run at once, whatever trainer.max_skipped_updates said."""
+    """The critic's first one ended the run at once, whatever trainer.max_skipped_updates was."""
     trainer = CriticTrainer(lively(Critic(make_model())), CriticConfig(), max_skipped_updates=2)
     before = {name: weight.clone() for name, weight in trainer.critic.state_dict().items()}
     returns = torch.full((EPISODES[0].num_sampled_tokens,), math.nan)

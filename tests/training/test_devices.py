@@ -1,6 +1,6 @@
-"""On a GPU nothing that is computed meets a tensor of the CPU: on a device that is a GPU in name.
+"""On a GPU no computation uses a tensor of the CPU, tested on a device that is a GPU in name.
 
-What is computed has values, so it is compared with the CPU's.
+The results have values, so they are compared with the CPU's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CASES = (
 
 
 def as_a_rank(root: nn.Module, *arguments: object) -> Any:
-    """Call it as FSDP does on a GPU: the tensors among its arguments are there, no others."""
+    """Calls it as FSDP does on a GPU: only the tensors among its arguments are moved."""
     (moved,), _ = _to_kwargs(arguments, {}, GPU, False)
     return root(*moved)
 
@@ -56,7 +56,7 @@ def gradients(loss: Tensor, root: nn.Module) -> list[Tensor]:
 
 
 def test_a_rank_on_a_gpu_computes_log_probabilities_of_what_lies_in_host_memory():
-    """FSDP moved the mask to the GPU and left the tokens: every rank's first forward failed."""
+    """FSDP moved the mask to the GPU but not the tokens: every rank's first forward failed."""
     model = make_model()
     attention.install(model)
     policy = TokenLogprobs(model)
@@ -84,7 +84,7 @@ def test_a_rank_on_a_gpu_computes_the_critics_values_of_what_lies_in_host_memory
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_step_on_a_gpu_measures_what_it_does_on_a_cpu(case: Case):
-    """The forward passes before it as well, which leave what they find on the CPU."""
+    """Also the forward passes before it, whose results stay on the CPU."""
     found: list[dict[str, float]] = []
     for is_there in (False, True):
         trainer = trainer_of(case, None)
@@ -101,7 +101,9 @@ def test_a_step_on_a_gpu_measures_what_it_does_on_a_cpu(case: Case):
 
 
 def test_a_gpu_holds_nothing_but_the_sum_of_gradients_between_micro_batches():
-    """Two sets waited beside the sum where the plan counted one, and more where a GPU was fast."""
+    """The plan counted one set next to the sum, but two waited there, and more if a GPU
+    was fast.
+    """
     model = nn.Linear(3, 1)
     rows = torch.arange(12.0).reshape(4, 3)
     expected = 2 * rows.sum(dim=0)

@@ -1,4 +1,4 @@
-"""An export beside a run that goes on, and on a disk that refuses."""
+"""An export next to a running run, and to a disk that refuses."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from forage.training.export import export_model
 from tests.training.checkpoints.test_checkpoint import learn, new_trainer, save
 
 MOMENTS = ("load_tokenizer", "open_layout", "write_safetensors", "write_index")
-"""What an export calls, one after the other; the run removes the checkpoint before each of them."""
+"""The calls of an export in order; the run removes the checkpoint before each of them."""
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -74,7 +74,9 @@ except UserError as error:
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="resource limits are Unix's")
 def test_a_disk_that_fills_at_the_tokenizer_is_told_like_any_other(tmp_path: Path):
-    """Really full; the tokenizer is written in Rust, whose error is no ``OSError``: a traceback."""
+    """Really full; the tokenizer is written in Rust, whose error is not an ``OSError``: a
+    traceback.
+    """
     save(tmp_path / "run", new_trainer())
     ended = subprocess.run(
         [sys.executable, "-c", _FULL_AT_THE_TOKENIZER, tmp_path / "run", tmp_path / "out"],
@@ -133,7 +135,7 @@ def test_a_bug_is_not_told_as_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_all_that_is_exported_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A power cut could leave a whole directory of empty files."""
+    """A power failure could leave a whole directory of empty files."""
     flushed: set[str] = set()
     rename, fsync = Path.rename, os.fsync
 

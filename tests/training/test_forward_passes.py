@@ -1,4 +1,4 @@
-"""What the models say of a step's episodes: in order, whole, and whatever the packing."""
+"""The models' values for a step's episodes: in order, complete, and independent of the packing."""
 
 from dataclasses import replace
 
@@ -105,7 +105,9 @@ def test_a_step_of_which_nothing_is_left_is_looked_at_without_complaint():
 
 
 def corrected(**settings: object) -> tuple[list[Credited], dict[str, float]]:
-    """Two episodes; the trainer finds the tokens of the first as likely, of the second thrice."""
+    """Two episodes; to the trainer the first one's tokens are as likely, the second one's three
+    times.
+    """
     first, second = flat(VIEWS)[:2]
     logprobs = [first.old_logprobs_M, second.old_logprobs_M + torch.tensor(3.0).log()]
     correction = CorrectionConfig.model_validate(settings)
@@ -132,7 +134,7 @@ def test_a_rejected_episode_is_kept_out_and_counted():
 
 
 def test_weights_are_normalised_over_all_tokens_what_rejection_takes_away_included():
-    """They were normalised over the rest, which veRL and slime do not do."""
+    """They were normalised over the rest, unlike in veRL and slime."""
     weights = {"kind": "clip", "high": 5.0, "normalise": True}
     (first, second), metrics = corrected(weights=weights)
     assert metrics["correction/weight_mean"] == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""GGUF files written here, read as models, and what cannot be read said."""
+"""GGUF files written here, read as models, and errors for those that cannot be read."""
 
 import importlib.util
 import json

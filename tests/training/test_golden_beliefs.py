@@ -1,4 +1,4 @@
-"""What the policy is asked about golden answers, and that nothing of it is learnt."""
+"""The policy's beliefs about golden answers, from which nothing is learned."""
 
 from dataclasses import replace
 

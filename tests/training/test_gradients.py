@@ -1,4 +1,4 @@
-"""How micro-batches are computed: in threads of their own, which the caller's settings outlive."""
+"""Micro-batches are computed in separate threads, and the caller's settings survive."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def takes_denormals_for_zero() -> bool:
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
 def test_a_micro_batch_takes_denormal_numbers_for_zero_and_its_caller_does_not():
-    """Each of them was a trap into microcode on Intel: a training step took three times as long."""
+    """Each of them trapped into microcode on Intel: a training step took three times as long."""
     model = nn.Linear(1, 1, bias=False)
 
     def loss_of() -> tuple[Tensor, bool]:

@@ -1,4 +1,4 @@
-"""A model whose files lack a weight, hold one too many or a number that is none is refused by name.
+"""A model whose files lack a weight, or have an extra or invalid one, is refused by name.
 
 transformers fills a missing weight with random numbers and logs it: such a directory was trained
 and evaluated with exit status 0 and an EM of 0.00.
@@ -194,7 +194,7 @@ def whole(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def headless(tmp_path: Path) -> Path:
-    """What a reward model is: a head of one number in the place of the vocabulary's."""
+    """A reward model: a head of one number instead of the vocabulary's."""
     path = write_model(tmp_path / "headless")
     edit(path, lambda weights: {n: w for n, w in weights.items() if n != HEAD})
     plus(**{"score.weight": torch.ones(1, 32)})(path)

@@ -1,4 +1,4 @@
-"""Log-probabilities by chunks are those of the whole logits, and so are their gradients."""
+"""Log-probabilities in chunks equal those of the whole logits, and so do their gradients."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def every_predictable(packed: Packed) -> Tensor:
 def by_full_logits(
     plain: PreTrainedModel, packed: Packed, is_wanted_N: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """The same by the definition: each sequence alone, all logits at once."""
+    """By the definition: each sequence by itself, all logits at once."""
     chosen, entropies = [], []
     for start, end in zip(packed.starts_S1, packed.starts_S1[1:], strict=False):
         ids_T = packed.token_ids_N[start:end]

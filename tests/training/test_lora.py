@@ -1,4 +1,4 @@
-"""Adapters: what learns, what stays, and that everybody sees the same policy."""
+"""Adapters: what learns, what stays, and that all components use the same policy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def policy_of(base: Path, seed: int = 0, **settings: object) -> PreTrainedModel:
 
 
 def stir(model: PreTrainedModel, seed: int = 1, scale: float = 0.2) -> PreTrainedModel:
-    """Adapters that have learnt something."""
+    """Adapters that have learned something."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in learnt(model).values():
@@ -128,7 +128,7 @@ def test_a_layer_that_is_not_in_the_blocks_is_an_error_that_names_those_that_are
 
 
 def test_adapters_of_a_bfloat16_model_are_float32(base: Path):
-    """Steps of 1e-6 on weights of bfloat16 would be rounded away."""
+    """Steps of 1e-6 on bfloat16 weights would be rounded away."""
     config = ModelConfig(path=str(base), dtype="bfloat16", lora=LoraConfig(rank=2))
     policy = load_policy(config, seed=0)
     assert {w.dtype for w in learnt(policy).values()} == {torch.float32}
@@ -217,7 +217,7 @@ def test_another_reference_is_loaded_beside_a_policy_with_adapters(base: Path, t
 async def test_the_sampler_with_adapters_is_the_trainer(
     architecture: Architecture, is_packed: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Promise 8, with adapters that have moved every weight by a fifth."""
+    """Promise 8, with adapters that have changed every weight by a fifth."""
     monkeypatch.setattr(forward_module, "rows_are_independent", lambda *_: is_packed)
     model = make_model(architecture)
     lora.add_adapters(model, LoraConfig(rank=4), "base", seed=0)

@@ -1,6 +1,7 @@
-"""Micro-batches are as planned while memory lasts, smaller while it is short, and never too large.
+"""Micro-batches are as planned while memory suffices, smaller while it is short, and never too
+large.
 
-Runs under a real limit are in ``tests/test_memory_limits.py``.
+``tests/test_memory_limits.py`` has runs under a real limit.
 """
 
 import pytest
@@ -20,7 +21,7 @@ COST = LearningCost("cpu", gradient_bytes=1000, token_bytes=10, logit_bytes=100)
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What is free, which a test changes; the largest step may take nine tenths of it."""
+    """The free memory, which a test changes; the largest step may take nine tenths of it."""
     now = [10**9]
     monkeypatch.setattr(module, "free_memory", lambda device: now[0])
     return now
@@ -38,7 +39,7 @@ def test_a_peak_is_the_sets_of_gradients_and_what_each_micro_batch_keeps() -> No
 
 
 def test_the_moments_and_a_checkpoints_copy_are_kept_free() -> None:
-    """A run under a limit learnt its first step and died of what came after it."""
+    """A run under a limit learned its first step and died of what came after it."""
     assert [COST.taken_later(has_moments) for has_moments in (False, True)] == [3000, 1000]
     on_gpu = LearningCost("cuda", 1000, 10, 100)
     assert [on_gpu.taken_later(has_moments) for has_moments in (False, True)] == [2000, 0]

@@ -66,7 +66,7 @@ def test_the_dtype_is_the_configs(directory: Path):
 
 
 def test_gradient_checkpointing_computes_layers_again_and_gives_the_same_gradient(directory: Path):
-    """transformers checkpoints layers in training mode alone: the setting did nothing."""
+    """transformers checkpoints layers only in training mode: the setting did nothing."""
     num_forwards: list[int] = []
     gradients: list[torch.Tensor] = []
 
@@ -114,7 +114,7 @@ def test_a_path_without_a_model_is_an_error_that_names_it(tmp_path: Path):
 def test_a_file_that_was_cut_short_is_an_error_that_names_the_model(
     directory: Path, tmp_path: Path, name: str
 ):
-    """A download that broke off once ended with a traceback of the package that read it."""
+    """An interrupted download ended with a traceback of the package that read it."""
     shutil.copytree(directory, tmp_path / "cut")
     whole = (directory / name).read_bytes()
     (tmp_path / "cut" / name).write_bytes(whole[: len(whole) // 2])
@@ -206,7 +206,7 @@ def test_a_digest_tells_tokenizers_and_chat_templates_apart(directory: Path):
 def test_a_model_beside_the_policy_that_cannot_be_read_is_named_by_its_own_key(
     directory: Path, tmp_path: Path, key: str, what: str, expected: str
 ):
-    """The message named model.path, which was right, with a path that stood elsewhere."""
+    """The message named model.path, which was right, with a path from another setting."""
     place, config = tmp_path / what.replace(" ", "-"), ModelConfig(path=str(directory))
     if what == "an empty directory":
         place.mkdir()

@@ -1,4 +1,4 @@
-"""Counts of published models against what their authors publish, and where a shape comes from."""
+"""Counts of published models compared with their authors' figures, and the source of a shape."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_a_hub_id_that_nobody_here_knows_has_no_size() -> None:
 
 @pytest.mark.parametrize("path", ["./nowhere/at/all", "runs/demo/models/trained", "a b", "./gone"])
 def test_a_directory_that_is_missing_is_the_users_mistake(path: str) -> None:
-    """The hub's rules for the ids of repositories were told instead."""
+    """The error described the hub's rules for repository ids."""
     with pytest.raises(UserError) as error:
         measure(path)
     assert str(error.value).startswith(f"model.path is {path!r}: there is no such directory; ")
@@ -61,7 +61,7 @@ def test_a_directory_that_is_missing_is_the_users_mistake(path: str) -> None:
 
 
 def test_adapters_are_as_large_as_the_model_that_they_are_merged_with(tmp_path: Path) -> None:
-    """Training reads a directory of adapters alone, and its plan found no model there."""
+    """Training reads a directory with only adapters, and its plan found no model there."""
     model = new_model(300, 64, 3, num_heads=4, num_kv_heads=2, max_tokens=128, seed=0)
     model.save_pretrained(tmp_path / "base")
     add_adapters(model, LoraConfig(), str(tmp_path / "base"), seed=0)

@@ -1,4 +1,4 @@
-"""Which runs and evaluations lie under the paths that a viewer is given, and what is refused."""
+"""The runs and evaluations below the paths given to a viewer, and what is refused."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.viewer.fake_run import write_run
 
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, one of them in a folder of its own, beside what is none."""
+    """Two runs, one of them in a subfolder, next to a folder that is not one."""
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "first", num_steps=2)
     shutil.copytree(folder / "first", folder / "sweep" / "second")
@@ -65,7 +65,7 @@ def test_a_path_without_records_is_refused(runs_dir: Path) -> None:
 
 
 def test_a_file_without_records_is_refused_and_not_taken_for_its_folder(runs_dir: Path) -> None:
-    """`forage view README.md` showed every run below the folder that the file lies in."""
+    """`forage view README.md` showed every run below the file's folder."""
     (runs_dir / "README.md").write_text("Notes.")
     with pytest.raises(UserError, match=r"README.md is a file without records"):
         Library([runs_dir / "README.md"])

@@ -1,4 +1,4 @@
-"""What a text hides is made visible, and the one script that may run is the project's own."""
+"""Hidden characters are made visible, and only the project's own script may run."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ def test_every_text_that_a_template_writes_is_made_visible_and_escaped() -> None
 
 
 def test_the_policy_names_the_hash_of_the_script_on_the_page() -> None:
-    """The browser hashes what stands between the tags, to the byte."""
+    """The browser hashes the exact bytes between the tags."""
     page = render_page("missing.html", here="", text="")
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

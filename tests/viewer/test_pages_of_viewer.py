@@ -1,4 +1,4 @@
-"""Every page of the viewer, through the app: runs, episodes and evaluations, and what they link."""
+"""Every page of the viewer, through the app: runs, episodes and evaluations, and their links."""
 
 import csv
 import html
@@ -130,7 +130,7 @@ def test_curves_and_figures_are_the_recorded_values(client: TestClient, runs_dir
 
 
 def test_the_figures_of_a_metric_in_any_script_are_a_file(client: TestClient) -> None:
-    """A header holds no such letters: the answer was an error of the server."""
+    """A header cannot contain such letters: the reply was a server error."""
     reply = client.get("/figures.csv?run=one&metric=em/source_百科")
     assert reply.headers["content-disposition"] == 'attachment; filename="em-source---.csv"'
     assert reply.text.startswith("run,step,em/source_百科")
@@ -227,7 +227,9 @@ def test_two_evaluations_are_paired_question_by_question(
 
 
 def test_a_record_that_names_its_tokenizer_finds_it_and_no_other(tmp_path: Path) -> None:
-    """An evaluation elsewhere was shown as text: only the run's own folders were looked through."""
+    """An evaluation in another folder was shown as text: only the run's own folders were
+    searched.
+    """
     tokenizer = make_tokenizer()
     (tmp_path / "models").mkdir()
     tokenizer.save(str(tmp_path / "models" / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""The words under a chart fit the curves above them, and what is level is said in one line."""
+"""The words under a chart fit the curves above, and level curves get one line."""
 
 import math
 
@@ -33,7 +33,9 @@ def test_searches_are_judged_by_where_each_line_ends() -> None:
 
 
 def test_every_number_of_hops_has_its_line() -> None:
-    """A run on MuSiQue, whose questions need two to four, showed those of two and three alone."""
+    """A run on MuSiQue, whose questions need two to four hops, only showed those of two
+    and three.
+    """
     metrics = rows(em__hops_2=[0.1, 0.2], em__hops_4=[0.0, 0.1], em__mean=[0.1, 0.2])
     (chart,) = [c for c in learning_charts(metrics) if c.title == "Exact match by hops"]
     assert [line.name for line in chart.lines] == ["2 hops", "4 hops"]
@@ -42,7 +44,7 @@ def test_every_number_of_hops_has_its_line() -> None:
 
 
 def test_words_are_about_the_thick_line_not_about_single_steps() -> None:
-    """A last step of 1 after a level 0.5 is scatter: the line that is seen ends near 0.5."""
+    """A last step of 1 after a level of 0.5 is noise: the visible line ends near 0.5."""
     text = note("Reward", rows(reward__mean=[0.5] * 59 + [1.0]))
     assert "From 0.5 to 0.667." in text, "the mean of the last three of a window of five"
 

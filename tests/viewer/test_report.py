@@ -1,4 +1,4 @@
-"""The report: whole in one file, true to its input, and deaf to what passages hold."""
+"""The report: self-contained in one file, true to its input, and immune to the text of passages."""
 
 import html
 import json
@@ -187,7 +187,7 @@ def test_a_hostile_passage_does_not_run_in_a_browser(tmp_path: Path) -> None:
 
 @needs_chromium
 def test_even_markup_that_slipped_through_would_not_run(tmp_path: Path, run: ReportInput) -> None:
-    """The content security policy holds on its own: here the escaping is bypassed on purpose."""
+    """The content security policy suffices by itself: here the escaping is bypassed on purpose."""
     page = render_report(run).replace("</main>", HOSTILE.replace("\x00", "") + "</main>")
     path = tmp_path / "report.html"
     path.write_text(page, encoding="utf-8")
@@ -249,7 +249,7 @@ def test_pointing_at_a_token_or_a_curve_tells_its_figures(tmp_path: Path) -> Non
 @needs_chromium
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_never_scrolls_sideways(tmp_path: Path, run: ReportInput, width: int) -> None:
-    """Measured in a frame of that width, because a window of 400 pixels is not always granted."""
+    """Measured in a frame of that width, because a browser may refuse a window of 400 pixels."""
     page = re.sub(r"<meta http-equiv[^>]*>", "", render_report(run), count=1)
     (tmp_path / "report.html").write_text(
         page.replace(

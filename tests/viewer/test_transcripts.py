@@ -1,4 +1,4 @@
-"""Every token is shown once, in its origin's block, under what its turn amounted to."""
+"""Every token is shown once, in its origin's block, under its turn's action."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,8 +71,9 @@ def test_only_sampled_tokens_tell_a_log_probability_and_a_version() -> None:
 def test_an_evaluated_episode_tells_no_policy_version_and_the_steps_before_it(
     num_steps: int, label: str
 ) -> None:
-    """A model is loaded under version 0, whatever it was trained to: "policy version 0" was said
-    of the trained one, and "Step 0" of all that was evaluated alone."""
+    """A model is loaded under version 0, whatever its training: the trained one was labelled
+    "policy version 0", and everything that was only evaluated "Step 0".
+    """
     view = view_record(EpisodeRecord(num_steps, "gold", EPISODE), decode)
     assert (view.label, view.versions) == (label, "")
     assert [token.info for token in view.blocks[1].tokens] == ["3 -0.5 -", "4 -0.7 -"]
@@ -92,7 +93,7 @@ def test_a_turn_that_is_known_by_its_text_alone_says_so() -> None:
 
 
 def test_a_token_below_half_is_marked_and_so_is_a_new_line() -> None:
-    """Half is exp(-0.693): of -0.5 and -0.7, only the latter lies below."""
+    """Half is exp(-0.693): of -0.5 and -0.7, only the latter is below it."""
     blocks = view_episode("After", EPISODE, decode).blocks
     assert [token.style for token in blocks[1].tokens] == ["", "u"]
     assert [token.style for token in blocks[2].tokens] == ["n"]
@@ -191,7 +192,7 @@ def test_golden_answers_are_marked_as_whole_words_in_tokens_and_in_text() -> Non
 
 
 def test_a_letter_of_several_tokens_is_shown_whole_at_the_last_of_them() -> None:
-    """Each token alone is no letter: a passage in Japanese was a row of question marks."""
+    """A single token is not a letter: a passage in Japanese was a row of question marks."""
     tokenizer, text = make_tokenizer(), "Tōkyō, 東京 🙂"
     ids = tuple(tokenizer.encode(text).ids)
     blank = Segment(Origin.OBSERVATION, (*ids, ids[-1], ids[-1]))

@@ -1,4 +1,4 @@
-"""The viewer over a real socket: lists, filters, one episode, and what it refuses."""
+"""The viewer over a real socket: lists, filters, one episode, and refusals."""
 
 import html
 import json
@@ -32,7 +32,7 @@ HOSTILE = "<script>document.title = 'owned'</script>"
 
 @contextmanager
 def served(run_dir: Path) -> Iterator[str]:
-    """The address of a viewer of ``run_dir`` that runs as long as the block."""
+    """The address of a viewer of ``run_dir`` that runs during the block."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(create_app([run_dir]), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -158,7 +158,7 @@ def test_only_lines_of_the_runs_own_episode_files_are_shown(
 def test_numbers_out_of_range_and_zeros_in_an_address_are_no_bug(
     address: str, address_of: str, status: int, said: str
 ) -> None:
-    """SQLite refuses numbers beyond 64 bits, and reads a search up to its first zero."""
+    """SQLite refuses numbers beyond 64 bits, and reads a search up to its first zero byte."""
     found, page = fetch(address + address_of)
     assert found == status
     assert said in page
@@ -280,7 +280,7 @@ def test_a_browser_shows_an_episode_and_its_console_stays_silent(
 
 
 def test_the_viewer_never_loads_torch(run_dir: Path) -> None:
-    """It opens on machines that have no torch, and in a second on those that have."""
+    """It also opens on machines without torch, and within a second on those with it."""
     code = f"""
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The viewer's script in a real browser: curves, what follows the records, keys and colours."""
+"""The viewer's script in a real browser: curves, live updates, keys and colours."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from tests.viewer.test_viewer_app import served
 pytestmark = needs_chromium
 
 PATIENCE_MS = 60_000
-"""How long a condition is waited for: a machine may be slow, and nothing here is timed."""
+"""The time limit for a condition: a machine may be slow, and nothing here is timed."""
 
 
 KEEP_PLOTS = """
@@ -41,7 +41,7 @@ Object.defineProperty(window, "uPlot", {
   },
 });
 """
-"""What the page draws goes to a canvas: a test asks the plots themselves for it."""
+"""The page draws on a canvas, so a test reads the plots themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_alternatives(record: EpisodeRecord) -> EpisodeRecord:
-    """At each sampled token itself at 50 %, and one whose text is markup, at 1 %."""
+    """At each sampled token: itself at 50 %, and one whose text is markup, at 1 %."""
     tag = make_tokenizer().encode("<think>", add_special_tokens=False).ids[0]
     segments = tuple(
         replace(
@@ -98,7 +98,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page that is wide enough for everything; its console must have stayed silent."""
+    """A page that is wide enough for everything; its console must have no messages."""
     context = browser.new_context(viewport={"width": 1300, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
@@ -179,7 +179,7 @@ def test_curves_are_smoothed_as_asked_and_a_logarithmic_axis_leaves_out_what_has
 def test_axes_say_whole_steps_short_numbers_and_no_hundred_for_what_is_zero(
     page: Page, tmp_path: Path
 ) -> None:
-    """A difference of 0 lay on an axis up to 100, and a rate of 5e-4 lost its 5 at the edge."""
+    """A difference of 0 had an axis up to 100, and a rate of 5e-4 lost its 5 at the edge."""
     run = tmp_path / "run"
     run.mkdir()
     rows = [
@@ -214,7 +214,7 @@ def test_axes_say_whole_steps_short_numbers_and_no_hundred_for_what_is_zero(
 def test_on_a_narrow_screen_the_controls_of_charts_lie_beside_each_other(
     browser: Browser, address: str
 ) -> None:
-    """The field in which a metric is looked for ran under the slider."""
+    """The search field for metrics overlapped the slider."""
     context = browser.new_context(viewport={"width": 400, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
@@ -300,7 +300,7 @@ def test_tokens_are_coloured_by_what_was_recorded_of_them(page: Page, address: s
 
 
 def test_very_many_tokens_are_coloured_too(page: Page, address: str) -> None:
-    """Each value was an argument of one call, of which a browser takes some hundred thousand."""
+    """Each value was an argument of one call, and a browser accepts some hundred thousand."""
     page.goto(f"{address}/episodes?run=two&file=learnt.jsonl")
     page.locator("tbody a.clip").first.click()
     more = "'<i data-t=\"1 -2 0\"></i>'.repeat(200_000)"

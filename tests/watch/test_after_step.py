@@ -1,4 +1,4 @@
-"""What follows a step, seen in whole runs of a tiny model."""
+"""What follows a step, in whole runs of a tiny model."""
 
 import gc
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.tiny_runs import make_config, metrics_of
 
 
 def test_what_grew_old_is_collected_after_each_step_and_at_no_other_time(tmp_path: Path):
-    """With thousands of episodes in flight a collection held the event loop for 0.3 s."""
+    """With thousands of episodes in flight a collection blocked the event loop for 0.3 s."""
     steps_done: list[int] = []
     metrics = tmp_path / "run" / "metrics.jsonl"
 

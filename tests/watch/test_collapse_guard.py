@@ -1,4 +1,4 @@
-"""What the guard does about an alarm, on the directories and files of a run without a model."""
+"""The guard's response to an alarm, on the directories and files of a run without a model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_checkpoints(out: Path, *steps: int) -> None:
 
 
 def play(guard: CollapseGuard, records: RunRecords, values: list[float], start: int = 0) -> None:
-    """Steps with these values, as the loop takes them; raises what the guard raises."""
+    """Steps with these values, as the loop passes them; raises what the guard raises."""
     for step, value in enumerate(values, start=start):
         alarms, watched = guard.see(step, {SIGN: value})
         records.write_metrics(step, {SIGN: value, **watched})
@@ -98,10 +98,10 @@ def test_a_stop_says_so_where_no_checkpoint_is_from_before(tmp_path: Path):
 def test_going_back_drops_what_the_trouble_may_have_touched(
     tmp_path: Path, staleness: int, window: int, to_step: int
 ):
-    """The weights after n steps play step n, two steps stale up to step n + 2: 6 was beyond.
+    """The weights after n steps play step n, two steps stale up to step n + 2: 6 was beyond it.
 
-    A policy was once taken back to the step before, half spoilt, and could not be saved: now a
-    whole window lies between.
+    A policy was rolled back to the step before, half ruined, and could not be saved; now a whole
+    window lies in between.
     """
     make_checkpoints(tmp_path, *range(7))
     guard = CollapseGuard(make_config(tmp_path, "roll_back", staleness, window=window))
@@ -179,7 +179,7 @@ def test_a_guard_that_remembers_alarms_in_the_step_in_which_the_other_would(tmp_
 
 
 def make_copies(out: Path, url: str) -> RemoteCheckpoints:
-    """Checkpoints that are whole, and a copy of each."""
+    """Complete checkpoints, and a copy of each."""
     elsewhere = RemoteCheckpoints(url)
     make_checkpoints(out, 0, 2, 4, 6)
     for step, checkpoint in checkpoints(out).items():
@@ -198,8 +198,9 @@ def alarm(config: RunConfig) -> None:
 def test_a_run_that_is_killed_while_it_goes_back_fetches_nothing_that_it_drops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Copies were removed minutes later, when weights were loaded: until then ``--resume`` took
-    the spoilt ones back."""
+    """Copies were removed minutes later, when weights were loaded: until then ``--resume`` restored
+    the ruined ones.
+    """
     out, url = tmp_path / "run", f"file://{tmp_path}/elsewhere"
     elsewhere, drop = make_copies(out, url), collapse_guard.drop_checkpoint
 
@@ -216,7 +217,7 @@ def test_a_run_that_is_killed_while_it_goes_back_fetches_nothing_that_it_drops(
 
 
 def test_the_smaller_rate_outlives_the_disk(tmp_path: Path):
-    """A run that went on from an empty disk had its full learning rate, and all its rollbacks."""
+    """A run resumed from an empty disk had its full learning rate, and all its rollbacks."""
     out, other, url = tmp_path / "run", tmp_path / "other", f"file://{tmp_path}/elsewhere"
     make_copies(out, url)
     with pytest.raises(GoBack):
@@ -229,7 +230,7 @@ def test_the_smaller_rate_outlives_the_disk(tmp_path: Path):
 def test_a_run_that_cannot_drop_its_copies_ends_without_another_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The loop writes one for every other error of the user's, here of spoilt weights."""
+    """The loop writes one for every other user error, and here it would contain ruined weights."""
     out, url = tmp_path / "run", f"file://{tmp_path}/elsewhere"
     make_copies(out, url)
 
@@ -263,7 +264,7 @@ def test_a_gradient_that_is_no_number_is_an_alarm_at_once(
 
 
 def test_a_checkpoint_that_is_being_written_is_whole_before_the_guard_goes_back(tmp_path: Path):
-    """Its unfinished files were swept away under the thread that wrote them, and the run ended."""
+    """Its unfinished files were removed under the thread that wrote them, and the run ended."""
     make_checkpoints(tmp_path, 0, 2, 4)
     unfinished = tmp_path / "checkpoints" / "step_000006.partial"
     unfinished.mkdir()
@@ -311,7 +312,7 @@ def test_settings_that_contradict_each_other_are_refused(
 def test_sampler_and_trainer_may_differ_by_what_their_type_and_staleness_explain(
     sections: dict[str, Any], is_replay: bool, limit: float | None
 ):
-    """A server with scrambled experts differed by 0.03 to 0.07 in float32, and nothing said so."""
+    """A server with scrambled experts differed by 0.03 to 0.07 in float32, without any message."""
     guard = CollapseGuard(build_config({"model": {"path": "x"}, **sections}), is_replay)
     seen = [guard.see(step, {"policy/logprob_diff_mean": 0.35})[0] for step in range(2)]
     assert [alarm.limit for alarms in seen for alarm in alarms] == [limit] * (limit is not None)

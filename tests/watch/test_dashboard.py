@@ -62,7 +62,7 @@ def test_what_is_no_number_is_a_gap():
 
 
 def test_elsewhere_each_step_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture):
-    """A run whose output went to a file said nothing before its end."""
+    """A run with its output in a file printed nothing until its end."""
     file = io.StringIO()
     with (
         caplog.at_level(logging.INFO, "forage"),

@@ -76,7 +76,7 @@ def test_before_a_whole_window_there_is_no_normal_and_so_no_alarm():
 
 
 def test_a_slow_decay_is_held_against_the_best_and_not_against_yesterday():
-    """Each step is within the limit of the one before it; all of them together are not."""
+    """Each step is within the limit of the one before it; together they are not."""
     series = [-0.3 - 0.05 * step for step in range(30)]
     (alarm,) = watch("health/correct_logprob", series)
     assert alarm.normal == pytest.approx(median(series[:WINDOW]))
@@ -86,14 +86,14 @@ def test_a_slow_decay_is_held_against_the_best_and_not_against_yesterday():
 
 
 def test_a_slow_rise_of_entropy_is_one_too():
-    """Against the median of the last steps it was seen when nothing was left to save."""
+    """Against the median of the last steps it was detected when nothing was left to save."""
     series = [0.05, *(0.05 * 1.2**step for step in range(20))]
     (alarm,) = watch("policy/entropy", series)
     assert alarm.value < 5 * series[0]
 
 
 def test_where_hops_are_known_the_mean_over_all_questions_is_not_watched():
-    """Its drop may say no more than that this step asked easier questions."""
+    """Its drop may only mean that this step had easier questions."""
     sentinel = Sentinel(SentinelConfig.model_validate(SHORT), MAX_GRAD_NORM)
     rows = [{"searches/mean": 3.0, "searches/hops_3": 3.0}] * WINDOW
     rows += [{"searches/mean": 0.1, "searches/hops_3": 3.0}] * 3
@@ -150,7 +150,7 @@ def test_an_alarm_says_what_since_when_and_what_it_means():
 def test_the_alarms_are_those_of_the_rule_read_aloud(
     series: list[float], window: int, patience: int
 ):
-    """A second implementation that looks over the whole past in each step."""
+    """A second implementation that examines the whole past in each step."""
     expected: list[int] = []
     for step in range(len(series)):
         past = series[: step + 1]
@@ -175,7 +175,7 @@ def _is_beyond(past: list[float], window: int) -> bool:
 
 
 def test_a_sampler_that_differs_from_the_trainer_alarms_from_the_first_steps_on():
-    """There is no healthy time to compare with: a server may be wrong from the start."""
+    """There is no healthy period to compare with: a server may be wrong from the start."""
     signal = "policy/logprob_diff_mean"
     (alarm,) = watch(signal, [0.03, 0.03], max_logprob_diff=0.001)
     assert (alarm.step, alarm.since, alarm.limit) == (1, 0, 0.001)

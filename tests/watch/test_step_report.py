@@ -1,4 +1,4 @@
-"""What a step's episodes say as numbers, call by call."""
+"""A step's episodes as numbers, call by call."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def test_calls_failures_and_seconds_are_counted_by_tool():
 
 
 def test_flat_groups_are_said_at_the_first_step_alone(caplog: pytest.LogCaptureFixture):
-    """A run whose episodes all earned nothing once went on for hours without a word."""
+    """A run whose episodes all earned nothing continued for hours without a message."""
     config = RunConfig.model_validate({"model": {"path": "m"}})
     flat = {"groups/flat": 1.0, "reward/mean": 0.0, "return/mean": 0.0, "advantage/abs_mean": 0.0}
     mixed = flat | {"groups/flat": 0.5, "advantage/abs_mean": 0.1}

@@ -52,7 +52,9 @@ def child():
 def test_a_second_ctrl_c_ends_the_process_at_once(
     child: subprocess.Popen[str], first: signal.Signals
 ):
-    """It was heard like the first one, and a checkpoint that took minutes could not be left."""
+    """It had the effect of the first one, so a checkpoint that took minutes could not be
+    aborted.
+    """
     assert child.stdout is not None
     child.send_signal(first)
     assert child.stdout.readline() == "stopped\n"
@@ -61,7 +63,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(
 
 
 def test_a_sigterm_that_comes_again_changes_nothing(child: subprocess.Popen[str]):
-    """GNU ``timeout`` sends it to its child, and at once to the child's group."""
+    """GNU ``timeout`` sends it to its child, and immediately to the child's group."""
     assert child.stdout is not None
     child.send_signal(signal.SIGTERM)
     assert child.stdout.readline() == "stopped\n"

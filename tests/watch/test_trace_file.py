@@ -1,4 +1,4 @@
-"""The timeline of a run: whole JSON, spans that nest in their lanes, steps that are covered."""
+"""The timeline of a run: valid JSON, nested spans, and steps without gaps."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def end_of(event: Event) -> float:
 
 
 def assert_nested(spans: list[Event]) -> None:
-    """In each lane a span lies within another, or beside it."""
+    """Checks that in each lane a span lies within another, or next to it."""
     by_lane: defaultdict[int, list[Event]] = defaultdict(list)
     for span in spans:
         by_lane[span["tid"]].append(span)
@@ -48,7 +48,7 @@ def assert_nested(spans: list[Event]) -> None:
 
 
 def assert_covered(spans: list[Event]) -> None:
-    """The phases of a step lie end to end from its begin to its end."""
+    """Checks that the phases of a step cover it from begin to end."""
     loop = [span for span in spans if span["tid"] == 0]
     steps = [span for span in loop if span["name"].startswith("step ")]
     assert steps
@@ -67,7 +67,7 @@ def assert_covered(spans: list[Event]) -> None:
 
 
 class FakePlayer:
-    """Two searches at once with the episodes beside it, and a page at the end."""
+    """Two simultaneous searches next to the episodes, and a page at the end."""
 
     async def play(self, job: Job, engine: Generate, search: Retriever) -> Episode:
         for query in ("a", "b"):
@@ -78,7 +78,7 @@ class FakePlayer:
 
 
 def trace_of_five(path: Path) -> list[Event]:
-    """Five episodes, of which two are played at a time."""
+    """Five episodes, two of which are played at a time."""
     trace, clock = TraceFile(path), PhaseClock()
     engine, search = IdleEngine(), cast(Searching, TitleSearch([]))
     play = trace.playing(cast(Player, FakePlayer()), engine, search)
@@ -119,7 +119,9 @@ def test_a_file_that_cannot_be_written_is_the_users_error(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_timeline_that_fills_its_disk_ends_the_run_with_a_checkpoint_and_says_so(tmp_path: Path):
-    """It was "No space left on device" of no file, and the steps since the last were lost."""
+    """It was "No space left on device" without a file, and the steps since the last checkpoint were
+    lost.
+    """
     path = tmp_path / "t.json"
     path.symlink_to("/dev/full")
     config = make_config(tmp_path / "run", trainer={"checkpoint_every": 100})

@@ -1,7 +1,7 @@
-"""Trackers, each against its real package without a network: metrics, tables, artifacts, resuming.
+"""Trackers, each with its real package but without a network: metrics, tables, artifacts, resuming.
 
-mlflow and trackio ask for older packages than the lock has: their tests run in an
-environment of their own (``make test-trackers``).
+mlflow and trackio require older packages than the lock has: their tests run in a separate
+environment (``make test-trackers``).
 """
 
 import importlib
@@ -63,7 +63,7 @@ def ids(directory: Path) -> dict[str, str]:
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of an offline run: a log in blocks of 32 KiB, as LevelDB writes it."""
+    """The records of an offline run: a log in blocks of 32 KiB, as in LevelDB."""
     Record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
     data, place, parts = path.read_bytes(), 7, b""
     while place + 7 <= len(data):
@@ -208,7 +208,7 @@ async def test_a_tracker_that_fails_costs_the_run_a_warning(
 def test_a_tracker_that_cannot_end_does_not_hold_the_end_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """One that waited for its server at the end once held the run for as long."""
+    """One that waited for its server at the end delayed the run for as long."""
     is_over = threading.Event()
 
     class Waiting(Broken):

@@ -1,4 +1,4 @@
-"""Vital signs of handmade episodes, worked out by hand."""
+"""Vital signs of handmade episodes, computed by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_repetition_is_the_share_of_runs_of_four_that_came_before(
 
 
 def test_what_a_turn_has_in_common_with_another_is_no_repetition():
-    """A run over two hops alarmed while it learnt: its second thought began as its first did."""
+    """A two-hop run raised an alarm while it learned: its second thought began like its first."""
     observation = Segment(Origin.OBSERVATION, (5, 6, 7, 8, 5, 6, 7, 8))
     turns = (sampled(1, 2, 3, 4), observation, sampled(1, 2, 3, 4, 1, 2, 3, 4), observation)
     assert vitals([with_tokens(*turns)])["health/repetition"] == pytest.approx(1 / 6)

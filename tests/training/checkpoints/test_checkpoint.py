@@ -1,4 +1,6 @@
-"""A checkpoint is there whole or not at all, and holds everything that makes the next step."""
+"""A checkpoint exists completely or not at all, and contains everything that determines the next
+step.
+"""
 
 import asyncio
 import json
@@ -122,7 +124,7 @@ def test_the_newest_is_found_and_the_oldest_beyond_the_number_kept_are_removed(t
 
 
 def test_a_copy_under_a_name_of_ones_own_is_no_checkpoint_and_stays(tmp_path: Path):
-    """``cp -r step_000001 step_000001.bak`` once ended each command on the run in a traceback."""
+    """``cp -r step_000001 step_000001.bak`` ended each command on the run in a traceback."""
     trainer = new_trainer()
     first = begin(tmp_path, trainer, RunState(1, 3, {}), 1)()
     copy = shutil.copytree(first, first.with_name("step_000001.bak"))
@@ -150,8 +152,9 @@ def test_what_a_killed_run_was_writing_is_no_checkpoint_and_is_written_anew(tmp_
 def test_writing_a_step_again_never_leaves_the_run_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The old directory was emptied file by file before the new one took its place: a kill in
-    between left a damaged checkpoint as the newest."""
+    """The old directory was emptied file by file before the new one replaced it: a kill in between
+    left a damaged checkpoint as the newest.
+    """
     trainer = new_trainer()
     save(tmp_path, trainer)
     trainer.version = 1
@@ -232,7 +235,7 @@ def test_a_damaged_checkpoint_is_an_error_that_says_what_to_do(
 
 
 def test_a_checkpoint_of_a_newer_format_is_not_taken_for_a_damaged_one(tmp_path: Path):
-    """One whose manifest had other keys was set aside, and its run went on from an older one."""
+    """One whose manifest had other keys was set aside, and its run continued from an older one."""
     path = save(tmp_path, new_trainer())
     (path / "manifest.json").write_text('{"format": 2, "shards": []}')
     with pytest.raises(UserError, match="has format 2, but this Forage reads 1") as raised:
@@ -291,7 +294,7 @@ except UserError as error:
 def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
     tmp_path: Path, fraction_of: str, advice: str
 ):
-    """Really full: the kernel refuses to let a file grow beyond a limit."""
+    """Really full: the kernel limits the size of the file."""
     trainer = new_trainer()
     learn(trainer, 0)
     probe = save(tmp_path / "probe", trainer)
@@ -321,7 +324,7 @@ def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
 def test_an_error_that_is_not_the_disks_stays_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):
-    """Bugs and ranks that had died were told as a disk to free some space on."""
+    """Bugs and dead ranks were reported as a full disk."""
     trainer = new_trainer()
     save(tmp_path, trainer)
 
@@ -419,7 +422,7 @@ def test_the_critic_its_optimizer_and_its_warm_up_are_in_the_checkpoint(tmp_path
 
 
 def test_updates_that_were_left_out_are_counted_on_after_a_resume(tmp_path: Path):
-    """The counts began at 0 again: a run that was resumed often enough never ended."""
+    """The counts restarted at 0: a run that was resumed often enough never ended."""
     first, resumed = new_ppo_trainer(), new_ppo_trainer()
     nan = torch.full((episode(0).num_sampled_tokens,), math.nan)
     bad = pack([replace(uncredited(episode(0)), returns_M=nan, advantages_M=nan)], 4096)
@@ -480,7 +483,7 @@ def test_the_newest_or_a_named_step_is_exported_as_a_plain_model(tmp_path: Path)
 
 
 def test_a_checkpoint_of_our_own_may_be_named_as_anothers_and_brings_its_config(tmp_path: Path):
-    """It was said to hold no config.json, which lies beside its weights."""
+    """The error said that it has no config.json, which is next to its weights."""
     trainer = new_trainer()
     out = import_checkpoint(save(tmp_path / "run", trainer), tmp_path / "out", base=None)
     loaded = AutoModelForCausalLM.from_pretrained(out).state_dict()
@@ -489,7 +492,7 @@ def test_a_checkpoint_of_our_own_may_be_named_as_anothers_and_brings_its_config(
 
 
 def test_a_damaged_checkpoint_is_refused_also_when_it_is_named_as_anothers(tmp_path: Path):
-    """A byte of its weights that the disk had changed went into the export without a word."""
+    """A byte of its weights that had changed on disk was silently exported."""
     path = save(tmp_path / "run", new_trainer())
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")

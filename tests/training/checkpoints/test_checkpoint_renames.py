@@ -1,4 +1,4 @@
-"""The renames that make a directory a checkpoint: what a kill between two of them leaves."""
+"""The renames that make a directory a checkpoint, and the result of a kill between two of them."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.training.checkpoints.test_checkpoint import (
 def test_a_step_that_was_being_written_again_is_there_after_a_kill_between_the_renames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Neither of the two had its name, and the next checkpoint swept both away."""
+    """Neither of the two had its name, and the next checkpoint removed both."""
     trainer, rename = new_trainer(), Path.rename
     learn(trainer, 0)
     save(tmp_path, trainer, num_kept=1)
@@ -47,7 +47,7 @@ def test_a_step_that_was_being_written_again_is_there_after_a_kill_between_the_r
 
 
 def test_what_is_not_whole_or_was_dropped_gets_no_name(tmp_path: Path):
-    """A checkpoint that a rollback dropped lies there as ``.old.partial`` until it is deleted."""
+    """A checkpoint dropped by a rollback remains as ``.old.partial`` until it is deleted."""
     trainer = new_trainer()
     for version in (0, 1, 2):
         trainer.version = version
@@ -64,7 +64,7 @@ def test_what_is_not_whole_or_was_dropped_gets_no_name(tmp_path: Path):
 def test_the_first_checkpoint_that_cannot_be_written_promises_no_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It advised ``--resume``, which has nothing to go on from."""
+    """It advised ``--resume``, although there is nothing to resume from."""
 
     def fill(folder: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -77,7 +77,7 @@ def test_the_first_checkpoint_that_cannot_be_written_promises_no_resume(
 def test_an_old_checkpoint_that_cannot_be_removed_stays_and_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """The new one was written by then; the run ended with a traceback."""
+    """The new one had already been written; the run ended with a traceback."""
     trainer, rename = new_trainer(), Path.rename
 
     def refuse(path: Path, target: Path) -> Path:
@@ -96,7 +96,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_stays_and_ends_no_run(
 def test_a_new_checkpoint_is_on_the_disk_before_an_older_one_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A power cut could undo the rename of the new one and keep that of the old one."""
+    """A power failure could undo the rename of the new one and keep that of the old one."""
     trainer, fsync, rename = new_trainer(), os.fsync, Path.rename
     save(tmp_path, trainer)
     trainer.version = 1
