@@ -150,7 +150,9 @@ def test_each_key_of_the_ranks_changes_a_part(
 
 
 def test_gradients_that_are_summed_once_wait_on_the_gpu() -> None:
-    """They were said to be in host memory with offload: a whole set lay on each GPU (measured)."""
+    """With offload they were reported in host memory, but a whole set was on each GPU
+    (measured).
+    """
     once = {"reduce_once": True}
     there = placed(**SERVER, trainer=once)
     resting = placed(**SERVER, trainer={**once, "offload": ["policy"]})
@@ -162,10 +164,11 @@ def test_gradients_that_are_summed_once_wait_on_the_gpu() -> None:
 
 
 def test_of_ranks_reference_and_critic_each_hold_their_part_of_the_frozen_weights() -> None:
-    """The plan had them share the policy's, as in one process; cutting makes new parameters.
+    """The plan had them share the policy's weights, as in one process; sharding makes new
+    parameters.
 
-    Two ranks with adapters held 43,584 bytes each of the policy's base, the reference's and the
-    critic's, and no two of them in one place.
+    Two ranks with adapters held 43,584 bytes each for the base of the policy, of the reference and
+    of the critic, all in different places.
     """
 
     def parts_of(**placement: Any) -> dict[str, int]:
@@ -213,7 +216,7 @@ class Rank:
 
 
 def watch_sums(root: nn.Module, patch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of whole gradients at each sum over ranks, with the copy that is summed."""
+    """Bytes of whole gradients at each sum over ranks, including the copy that is summed."""
     found: list[int] = []
     reduce: Any = vars(_fsdp_param_group)["foreach_reduce"]
 

@@ -1,4 +1,4 @@
-"""The ablation that trains observations: off by default, and exactly what it says where on."""
+"""The ablation that trains on observations: off by default, and exact when on."""
 
 import logging
 from contextlib import nullcontext

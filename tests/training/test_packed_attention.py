@@ -1,4 +1,4 @@
-"""Sequences laid end to end attend to themselves alone, as if each were by itself."""
+"""Packed sequences attend only to themselves, as if each were alone."""
 
 from itertools import pairwise
 from typing import Any
@@ -53,7 +53,7 @@ def test_the_blocks_of_queries_give_causal_attention_and_its_gradients(length: i
 def test_in_float32_a_gpu_gets_as_many_key_heads_as_query_heads(
     dtype: torch.dtype, num_key_heads: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """No kernel of a GPU takes groups of heads in float32: all scores were kept instead."""
+    """No GPU kernel supports grouped heads in float32: all scores were kept instead."""
     given: list[tuple[int, bool]] = []
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any):
@@ -129,9 +129,9 @@ def test_windows_soft_caps_and_sinks_are_computed_by_their_definition(name: str,
 
 @pytest.mark.parametrize("name", SCORINGS)
 def test_every_length_gives_a_row_the_bits_that_the_engine_gives_it(name: str):
-    """A block that ended with 1 to 3 queries differed by a last bit: 4e-5 in a sharp policy.
+    """A block that ended with 1 to 3 queries differed in the last bit: 4e-5 in a sharp policy.
 
-    A sink's share is a sum over keys, padded differently here and there, so it may differ by a bit.
+    A sink's share is a sum over keys, padded differently in the two, so it may differ by a bit.
     """
     scoring = SCORINGS[name]
     tolerance = 1e-6 if scoring.sinks_H is not None else 0.0

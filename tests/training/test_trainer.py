@@ -80,7 +80,7 @@ def new_trainer(
 
 
 def near(each: Episode, seed: int) -> Episode:
-    """The same episode as if a sampler that is a little off had drawn it."""
+    """The same episode as if a slightly different sampler had drawn it."""
     rng = random.Random(seed)
     segments = tuple(
         replace(segment, logprobs_T=tuple(p + rng.gauss(0, 0.25) for p in segment.logprobs_T))
@@ -90,7 +90,7 @@ def near(each: Episode, seed: int) -> Episode:
 
 
 def step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """The metrics of a step, and the gradient that the optimizer was given."""
+    """The metrics of a step, and the gradient passed to the optimizer."""
     gradient: dict[str, Tensor] = {}
 
     def keep(*_: object) -> None:
@@ -105,7 +105,7 @@ def step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], dict[str, Te
 
 
 def assert_same_gradient(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """Equal but for the rounding of float32 sums."""
+    """Checks for equality up to the rounding of float32 sums."""
     assert set(mine) == set(theirs)
     size = math.sqrt(sum(gradient.double().square().sum().item() for gradient in theirs.values()))
     for name, gradient in mine.items():
@@ -120,7 +120,7 @@ def loss_by_definition(
     temperature: float = 1.0,
     reference: PreTrainedModel | None = None,
 ) -> Tensor:
-    """The published formulas over episodes one by one, with plain forwards."""
+    """The published formulas, episode by episode, with plain forward passes."""
     per_sequence = [
         _losses_by_definition(model, each, advantage, algorithm, temperature, reference)
         for each, advantage in zip(episodes, advantages, strict=True)
@@ -208,7 +208,9 @@ def _losses_by_definition(
 
 @pytest.mark.parametrize("algorithm", LOSSES, ids=name_of)
 def test_the_gradient_is_that_of_the_published_formula(algorithm: AlgorithmConfig):
-    """Episodes by a policy a little off the trainer's, so that every bound is met by some token."""
+    """The episodes come from a policy a little off the trainer's, so that some token meets every
+    bound.
+    """
     model = make_model()
     episodes = [near(sampled_by(model, each, 0.8), seed) for seed, each in enumerate(EPISODES)]
     reference = make_model(seed=1) if algorithm.kl is not None else None
@@ -410,7 +412,7 @@ def test_a_resumed_trainer_warms_up_from_where_it_was():
 
 
 def test_a_resumed_trainer_lowers_the_learning_rate_from_where_it_was(tmp_path: Path):
-    """After a resume it fell from the top again, and no test saw it."""
+    """After a resume it decayed from the top again, and no test detected it."""
     settings = {"learning_rate": 8e-4, "num_steps": 5, "final_learning_rate_ratio": 0.2}
     one, resumed = (new_trainer(config=TrainerConfig(**settings)) for _ in range(2))
     batch = batch_of(EPISODES[:1], ADVANTAGES[:1])
@@ -463,7 +465,7 @@ def test_updates_without_a_finite_gradient_are_left_out_and_counted_before_they_
 
 
 def test_an_update_whose_mean_ratio_is_too_large_is_left_out_and_the_next_one_is_taken():
-    """The old policy is one that found every token e^2 times less likely than the trainer does."""
+    """Under the old policy, every token is e^2 times less likely than under the trainer's."""
     algorithm = AlgorithmConfig(early_stop_ratio=5.0)
     trainer = new_trainer(algorithm)
     sampler = [sampled_by(trainer.model, each) for each in EPISODES]
@@ -556,7 +558,7 @@ def test_the_weights_change_only_while_the_lock_is_held():
 @given(seed=st.integers(0, 2**32), position=st.integers(1, 3))
 @settings(max_examples=10)
 def test_a_longer_observation_after_the_last_turn_changes_no_gradient(seed: int, position: int):
-    """What is shown after the last sampled token can reach no sampled token's loss (promise 2)."""
+    """Text shown after the last sampled token cannot affect any token's loss (promise 2)."""
     rng = random.Random(seed)
     extra = Segment(Origin.OBSERVATION, tuple(rng.randrange(96) for _ in range(7 * position)))
     longer = replace(EPISODES[0], segments=(*EPISODES[0].segments, extra))

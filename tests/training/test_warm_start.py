@@ -1,4 +1,4 @@
-"""What a warm start learns from an episode, and how the steps go through the sequences."""
+"""What a warm start learns from an episode, and how the steps traverse the sequences."""
 
 import math
 from dataclasses import replace
@@ -91,7 +91,9 @@ def test_prompts_weigh_nothing_observations_little_and_what_is_read_most():
 
 
 def test_an_argument_whose_letters_are_cut_over_tokens_weighs_where_it_is_written():
-    """Tokens were decoded one by one, so such a name was not found, and the first ones weighed."""
+    """Tokens were decoded one by one, so such a name was not found, and the first ones got the
+    weight.
+    """
     drawn = episode("<information>Doc 1(Title: Rome) on the Wełtawa</information>", "Wełtawa")
     weighted = weigh(drawn, tiny_codec(), CONFIG)
     pairs = zip(weighted.token_ids_T, weighted.weights_T, strict=True)
@@ -102,7 +104,7 @@ def test_an_argument_whose_letters_are_cut_over_tokens_weighs_where_it_is_writte
 
 
 def test_an_argument_that_is_written_otherwise_weighs_nowhere():
-    """A tool call may spell a letter as an escape."""
+    """A tool call may write a letter as an escape."""
     ids = sampled('{"query": "We\\u0142tawa"}').token_ids_T
     assert not any(covers(ids, "Wełtawa", tiny_codec()))
     drawn = episode(INFORMATION.replace("Tiber", "Wełtawa"))
@@ -201,7 +203,7 @@ def test_a_small_model_learns_a_few_sequences_by_heart():
 
 
 def test_embeddings_biases_norms_and_an_untied_head_are_left_to_adamw():
-    """Muon is for the matrices inside the blocks; a head of its own is none of them."""
+    """Muon is for the matrices inside the blocks, which excludes an untied head."""
     model = make_model("llama")
     muon, adamw = module._optimizers(model, CONFIG)
 

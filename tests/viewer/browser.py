@@ -1,4 +1,4 @@
-"""Chromium without a window: the DOM after scripts ran, what the console said, a screenshot."""
+"""Headless Chromium: the DOM after scripts ran, the console's messages, a screenshot."""
 
 import shutil
 import subprocess
@@ -34,9 +34,9 @@ class Visit:
 
 
 def visit(url: str, profile: Path, script_ms: int = 0) -> Visit:
-    """Open a page; ``profile`` must be a fresh directory.
+    """Opens a page; ``profile`` must be a fresh directory.
 
-    ``script_ms``: for pages that fetch after they are loaded, how long by the page's own clock.
+    ``script_ms`` is for pages that fetch after loading: how long, by the page's own clock.
     """
     # A budget of 0 is no budget: some versions of Chromium then never come back.
     budget = [f"--virtual-time-budget={script_ms}"] if script_ms else []
@@ -46,7 +46,7 @@ def visit(url: str, profile: Path, script_ms: int = 0) -> Visit:
 
 
 def screenshot(url: str, profile: Path, path: Path, width: int, height: int) -> None:
-    """Write a PNG of the page's top."""
+    """Writes a PNG of the page's top."""
     _run(profile, f"--screenshot={path}", f"--window-size={width},{height}", url)
 
 

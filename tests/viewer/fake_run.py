@@ -1,4 +1,4 @@
-"""A run that never ran: metrics, evaluations and episodes with the shape of real ones."""
+"""A made-up run: metrics, evaluations and episodes shaped like real ones."""
 
 import math
 import random
@@ -38,7 +38,7 @@ RELATIONS = ("was born in", "lies in", "is led by")
 
 
 def make_question(index: int) -> Question:
-    """Question ``index`` of one, two or three hops in turn."""
+    """Question ``index``, with one, two or three hops in turn."""
     num_hops = 1 + index % 3
     names = [NAMES[index % 6], TOWNS[index % 6], f"{TOWNS[(index + 2) % 6]} region", NAMES[-1]]
     hops = tuple(
@@ -61,7 +61,7 @@ def make_question(index: int) -> Question:
 
 @dataclass(frozen=True)
 class Player:
-    """Plays episodes on paper: with ``skill`` it searches every hop, else it guesses early."""
+    """Plays made-up episodes: with ``skill`` it searches every hop, otherwise it guesses early."""
 
     tokenizer: Tokenizer
     skill: float
@@ -142,7 +142,7 @@ def _observation(hop: Hop, extra: str) -> str:
 
 
 def make_tokenizer() -> Tokenizer:
-    """A byte-level BPE of a few hundred tokens, as the demo's."""
+    """A byte-level BPE of a few hundred tokens, like the demo's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -159,7 +159,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def make_metrics(num_steps: int) -> list[dict[str, float]]:
-    """Rows as the loop writes them, learning in the way that runs do."""
+    """Rows in the loop's format, improving as in real runs."""
     rng = random.Random(0)
     rows: list[dict[str, float]] = []
     for step in range(num_steps):

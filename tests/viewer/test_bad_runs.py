@@ -1,4 +1,4 @@
-"""A run folder that is damaged, or made to harm, shows its error and takes no other run with it."""
+"""A damaged or malicious run folder shows its error and does not affect other runs."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(recorded: Path, tmp_path: Path) -> Path:
-    """Two runs: ``good``, and ``bad``, which a test spoils."""
+    """Two runs: ``good``, and ``bad``, which a test damages."""
     for name in ("good", "bad"):
         shutil.copytree(recorded, tmp_path / "runs" / name)
     return tmp_path / "runs"
@@ -73,7 +73,7 @@ def pages(runs: Path) -> Iterator[TestClient]:
 
 
 def good_is_shown(pages: TestClient) -> str:
-    """The text of the table of runs, after the good run's pages have all been asked for."""
+    """The text of the table of runs, after requesting all pages of the good run."""
     for address in (
         "/run?run=good",
         "/episodes?run=good",
@@ -93,7 +93,7 @@ def good_is_shown(pages: TestClient) -> str:
 def test_a_bad_config_is_named_and_the_run_is_shown_without_it(
     runs: Path, pages: TestClient, name: str
 ) -> None:
-    """An alias bomb, a date that no calendar has or a recursion broke the table of all runs."""
+    """An alias bomb, an impossible date or a recursion broke the table of all runs."""
     (runs / "bad" / "config.yaml").write_text(BAD_CONFIGS[name])
     table = good_is_shown(pages)
     assert "bad/config.yaml" in table
@@ -160,7 +160,7 @@ BAD_METRICS = {
 
 @pytest.mark.parametrize("name", BAD_METRICS)
 def test_a_bad_row_of_metrics_is_named(runs: Path, pages: TestClient, name: str) -> None:
-    """A step of 1e308 became a whole number of 309 digits, and a chart of all runs failed."""
+    """A step of 1e308 became an integer of 309 digits, and a chart of all runs failed."""
     with (runs / "bad" / "metrics.jsonl").open("a") as file:
         file.write(BAD_METRICS[name] + "\n")
     assert "bad/metrics.jsonl" in good_is_shown(pages)
@@ -254,7 +254,7 @@ def test_a_bad_episode_hides_no_other_of_its_file(runs: Path, pages: TestClient,
 def test_a_database_in_the_folder_of_a_run_is_not_read_and_not_written(
     runs: Path, pages: TestClient
 ) -> None:
-    """An index beside the records listed what its maker liked, and a link led to any database."""
+    """An index next to the records listed what its author liked, and a link led to any database."""
     victim = runs.parent / "victim.sqlite"
     with sqlite3.connect(victim) as connection:
         connection.execute("CREATE TABLE episodes (everything)")

@@ -1,4 +1,4 @@
-"""Series reach the page as recorded, smoothed in one way, and no longer than can be seen."""
+"""Series reach the page as recorded, smoothed in one way, and no longer than visible."""
 
 import json
 import math
@@ -106,7 +106,7 @@ def test_one_huge_value_spoils_no_mean_but_those_around_it() -> None:
 
 
 def test_smoothing_ten_times_the_points_takes_ten_times_as_long() -> None:
-    """A window is a share of the points, and was summed anew for each: a hundred times as long."""
+    """A window is a share of the points, and was summed again for each: a hundred times as long."""
 
     def seconds(num_points: int) -> float:
         values = [0.5] * num_points

@@ -1,4 +1,4 @@
-"""``forage play --web``: a real model, a real search server, and what a browser makes of them."""
+"""``forage play --web``: a real model, a real search server, and the result in a browser."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ HOSTILE = "<img src=x onerror=document.title='owned'>\x1b[2J"
 
 
 def heard_parts(*pieces: tuple[Origin, str]) -> list[tuple[str, str, int]]:
-    """What the browser is sent, neighbours of one part joined."""
+    """What the browser receives, with adjacent pieces of one part joined."""
     parts, told = Parts(), list[tuple[str, str, int]]()
     for piece in pieces:
         for part, text in parts.split(*piece):
@@ -73,7 +73,7 @@ def test_a_tag_that_comes_in_pieces_opens_its_part_and_other_marks_stay_text():
 
 @contextmanager
 def chat(ask: Ask) -> Iterator[str]:
-    """The address of a chat with ``ask``, as long as the block runs."""
+    """The address of a chat with ``ask``, while the block runs."""
     app = create_chat_app(ask, ChatPartner("model", "http://127.0.0.1:8000"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
@@ -150,7 +150,7 @@ def test_a_browser_that_goes_away_ends_the_episode():
 @pytest.mark.slow
 @needs_chromium
 def test_a_question_streams_its_thoughts_passages_and_answer_with_their_seconds(page: Page):
-    """The whole: the model that ships with Forage, a search server, a command, a browser."""
+    """The whole path: the shipped model, a search server, a command, a browser."""
     process = start_forage(
         *("play", WARM, "--web", "--port", "0", f"search.url={search_server().url}"),
         "environment.max_tokens=1024",
@@ -245,7 +245,9 @@ def test_escape_stops_an_episode_and_an_end_of_the_server_is_said(browser: Brows
 
 @needs_chromium
 def test_the_page_follows_what_comes_until_its_reader_scrolls_up(page: Page):
-    """The field sticks to the bottom, so scrolling to it did nothing: answers came out of sight."""
+    """The field sticks to the bottom, so scrolling to it did nothing: answers appeared out of
+    sight.
+    """
     go_on = threading.Event()
 
     async def read(text: str, hear: Hear | None = None) -> Episode:

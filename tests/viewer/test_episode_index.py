@@ -1,4 +1,4 @@
-"""The index of an episode file: it follows the file, finds words, and needs no writable place."""
+"""The index of an episode file: it follows the file, finds words, and needs no writable folder."""
 
 import shutil
 import sqlite3
@@ -77,7 +77,9 @@ def test_a_long_file_is_read_in_parts(path: Path) -> None:
 
 
 def test_a_file_that_was_cut_and_grew_again_is_read_anew(path: Path) -> None:
-    """A resumed run cuts its file; when the viewer looks again, it may be longer than before."""
+    """A resumed run truncates its file; when the viewer looks again, it may be longer
+    than before.
+    """
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:20]))
     index = opened(path)
@@ -88,7 +90,7 @@ def test_a_file_that_was_cut_and_grew_again_is_read_anew(path: Path) -> None:
 
 
 def test_a_file_that_was_written_anew_in_the_same_length_is_read_anew(path: Path) -> None:
-    """Scoring again turns rewards from 0.0 to 1.0 in place; the end of the file may stay."""
+    """Rescoring changes rewards from 0.0 to 1.0 in place; the end of the file may stay the same."""
     index = opened(path)
     before = EpisodeFilter(em="1").count(index)
     changed = path.read_bytes().replace(b'"em":0.0', b'"em":1.0', 1)

@@ -1,4 +1,4 @@
-"""The pages of evaluations and comparisons: every figure, nothing from outside, data is text."""
+"""The pages of evaluations and comparisons: every figure, nothing external, data as text."""
 
 import html
 import json
