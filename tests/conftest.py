@@ -11,7 +11,7 @@ from hypothesis import settings
 from forage.hardware import quiet_openmp
 
 quiet_openmp()
-# Ray would write a token to the home, and keeps the first mode that a process has seen.
+# Ray would write a token to the home, and keeps the first mode that a process has used.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 
 settings.register_profile("forage", derandomize=True, deadline=None)
@@ -28,7 +28,7 @@ def _default_matmul_kernel() -> Iterator[None]:
 
     yield
     flags = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    flags.fp32_precision = "none"  # also where a module's fixture chose before the test began
+    flags.fp32_precision = "none"  # even if a module's fixture chose before the test began
 
 
 @pytest.fixture(autouse=True)

@@ -107,7 +107,7 @@ def test_each_algorithm_runs_and_learns_something_of_its_own(name: str):
     first_step = [row for row in episodes_of(out) if row["step"] == 0 and row["arm"] is None]
     expected = [row for row in episodes_of(plain) if row["step"] == 0]
     assert [row["segments"] for row in first_step] == [row["segments"] for row in expected]
-    if name != "correction":  # with an engine that is exact there is nothing to correct
+    if name != "correction":  # an exact engine needs no correction
         assert weights_of(out, 2) != weights_of(plain, 2)
 
 

@@ -150,12 +150,12 @@ def test_a_reward_to_be_had_without_right_answers_is_told_before_exact_match_fal
     rows, ems = read_metrics(hacked_run.output_dir), exact_matches(hacked_run)
     alarms, fall = alarms_of(hacked_run), fall_of(ems)
     first = alarms[0]
-    # Its right episodes become less likely with the same step: whichever is said first, both are.
+    # Its correct episodes become less likely with the same step: both signs appear, in either order.
     assert "health/misranked" in {alarm.signal for alarm in alarms if alarm.step == first.step}
     assert first.step < fall < len(ems)
     assert ems[first.step] > max(ems) / 2
     assert fmean(ems[-3:]) < 0.3 * max(ems)
-    assert rows[-1]["reward/mean"] > rows[first.step]["reward/mean"]  # which saw nothing amiss
+    assert rows[-1]["reward/mean"] > rows[first.step]["reward/mean"]  # which detected nothing
 
 
 def test_stopped_by_the_alarm_and_begun_again_from_before_it_a_mended_run_ends_healthy(
@@ -170,7 +170,7 @@ def test_stopped_by_the_alarm_and_begun_again_from_before_it_a_mended_run_ends_h
     ems = exact_matches(config)
     assert ems == exact_matches(hacked_run)[: first.step + 1]
 
-    # What the message tells one to do.
+    # The advice in the message.
     (step,) = map(int, re.findall(r"--step (\d+)", str(stopped.value)))
     assert step < first.since - WATCHED["window"]
     export_model(out, healthy, step)

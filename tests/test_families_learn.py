@@ -123,7 +123,7 @@ def openings(name: Name, protocol: Protocol) -> list[list[int] | None]:
     search = "<think>\nHm.\n</think>\n\n<search> Rome </search>"
     if protocol == "tools":
         search = derive_calls(codec).write_search("Rome")
-        if name.startswith("llama3"):  # a bare call ends with the message alone
+        if name.startswith("llama3"):  # a bare call ends only with the message
             search += FAMILIES[name].end_of_turn
     aimless = f"Hm.{FAMILIES[name].eos}"
     return [codec.encode_trusted(search), codec.encode_trusted(aimless), None, None]
@@ -239,7 +239,7 @@ def assert_ordinary(checkpoint: Path, name: Name) -> None:
 
 def test_the_rescaled_frequencies_of_llama_matter_here():
     """Otherwise the agreement above would say nothing about them."""
-    model = twin(family_model("llama3"))  # an engine may have taken the other over
+    model = twin(family_model("llama3"))  # an engine may have changed the other one
     assert model.config.rope_parameters["factor"] == LLAMA3_ROPE["factor"]
     values = {**model.config.to_dict(), "rope_parameters": {"rope_type": "default"}}
     other = type(model)(type(model.config)(**values)).eval()

@@ -165,7 +165,10 @@ def test_an_inexact_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch):
     [
         ({1: 1.0, 2: 0.5, 4: 0.2}, 4),
         ({1: 1.0, 2: 0.5, 4: 0.6}, 2),
-        ({1: 1.0, 2: 0.95, 4: 0.95}, 1),  # not by a tenth: the other cores have work of their own
+        (
+            {1: 1.0, 2: 0.95, 4: 0.95},
+            1,
+        ),  # less than a tenth faster: the other cores have other work
         ({1: 1.0, 2: 3.0, 4: 9.0}, 1),
     ],
 )
@@ -222,7 +225,7 @@ def test_memory_is_what_the_container_or_the_job_leaves(tmp_path: Path):
     (tmp_path / "cgroup/memory/old/memory.stat").write_text(
         "inactive_file 1\ntotal_inactive_file 25\n"
     )
-    assert left("4:cpu,memory:/old\n") == [15]  # files of the groups below go, too
+    assert left("4:cpu,memory:/old\n") == [15]  # files of the groups below are removed, too
     (tmp_path / "cgroup/job/memory.high").write_text("80\n")  # beyond it processes are slowed down
     assert left("0::/job/step\n") == [70, 50, 5]
     assert list(memory_left_in_groups(tmp_path / "missing", tmp_path)) == []
@@ -281,7 +284,7 @@ print(held[0], kept, used_mb() - before)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     held, kept, left = map(float, ended.stdout.split())
     assert left < 0.2 * held
-    assert left < 0.5 * kept  # how much is kept varies with the order in which the threads end
+    assert left < 0.5 * kept  # how much is kept depends on the order in which the threads end
 
 
 def test_a_passing_thread_returns_and_raises_what_its_call_did_and_has_ended() -> None:

@@ -196,7 +196,7 @@ def test_the_flops_of_a_sequence_grow_with_its_length_and_with_its_square():
     assert estimated_flops(10, num_parameters=0, attention_width=3) == 4 * 3 * (10 * 10 / 2)
 
 
-# What else travels with a token, and what is left out.
+# Other values of a token, and what is left out.
 
 
 def columns(*lines: str) -> tuple[Rows, ...]:
@@ -271,7 +271,7 @@ def test_mini_batches_are_whole_groups_in_order_as_even_as_can_be():
     assert len(pack_mini_batches(groups, list, 1, 100)) == 1
 
 
-# Promise 2: observations change nothing of what is trained.
+# Promise 2: observations change nothing that is trained.
 
 token_lists = st.lists(st.integers(0, 50), min_size=1, max_size=4).map(tuple)
 

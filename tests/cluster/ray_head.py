@@ -17,7 +17,7 @@ import pytest
 from forage.retrieval.serve.port import bind_port
 
 RAY = Path(sys.executable).parent / "ray"
-_MAX_STARTS = 4  # Ray gives its own processes 30 s, which busy cores do not always keep
+_MAX_STARTS = 4  # Ray gives its own processes 30 s, which can be too short on busy cores
 ENVIRONMENT = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -43,7 +43,7 @@ def start_head(folder: Path, environment: dict[str, str]) -> tuple[str, subproce
     command = [str(RAY), "start", "--head", "--port=0", "--num-cpus=2", "--num-gpus=4", "--block"]
     command += ["--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
     log = folder.with_suffix(".log")
-    # Ray waits for agents that choose their ports for 15 s only, which busy cores do not keep.
+    # Ray waits only 15 s for agents to choose their ports, which can be too short on busy cores.
     agents = (
         "dashboard-agent-grpc",
         "dashboard-agent-listen",

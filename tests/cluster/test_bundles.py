@@ -51,7 +51,7 @@ def test_a_shared_server_stands_beside_ranks_of_one_machine():
             [Bundle(16, 4), Bundle(16, 2)],
             ["placement.trainer.num_ranks=6"],
         ),
-        (  # matrices are cut over two ranks, so three do not do
+        (  # matrices are sharded over two ranks, so three do not work
             {"num_ranks": 4, "gpus_per_node": 4, "trainer": {"tensor_parallel": 2}},
             [Bundle(16, 3)],
             ["placement.trainer.num_ranks=2"],
@@ -61,7 +61,7 @@ def test_a_shared_server_stands_beside_ranks_of_one_machine():
             [Bundle(16, 6)],
             ["placement.trainer.num_ranks=2", "placement.engine.num_servers=4"],
         ),
-        (  # three servers of four GPUs were said to fit there, and refused once ranks had started
+        (  # three servers of four GPUs were reported to fit, and refused once ranks had started
             {
                 "num_ranks": None,
                 "num_nodes": 2,

@@ -186,7 +186,7 @@ async def test_a_server_that_dies_is_started_again_at_its_address_and_ends_with_
         await until(lambda: len(pids(program)) == 2)
         (second,) = {*pids(program)} - {first}
         assert servers.urls == (url,)
-        # One that is not yet known to be ready is not started again.
+        # A server that is not known to be ready yet is not restarted.
         await until(lambda: len(pids(program)) == 3 or servers.on_failed(url), 60)
         assert not Path(f"/proc/{second}").exists()
     for pid in pids(program):

@@ -97,7 +97,7 @@ def test_an_episode_is_told_while_it_is_played_each_part_in_its_style():
     text = file.getvalue()
     for part in ("\x1b[3mhm", "\x1b[1;32mTiber", "\x1b[2mDoc 1 ␛[2J[bold]", "Tiber · answered"):
         assert part in text
-    assert "\x1b[2J" not in text  # what a passage holds clears no screen
+    assert "\x1b[2J" not in text  # a passage cannot clear the screen
 
 
 def test_no_control_character_of_a_passage_reaches_the_terminal():

@@ -114,7 +114,7 @@ def test_reading_is_measured_on_test_questions_at_the_end(tmp_path: Path):
     run_sft(config_of(tmp_path), tmp_path / "model")
     rows = [json.loads(line) for line in (tmp_path / "warm_start.jsonl").open()]
     assert [("reading" in row) for row in rows] == [False, False, True]
-    assert 0.0 <= rows[-1]["reading"] <= 0.5  # three steps teach nobody to read
+    assert 0.0 <= rows[-1]["reading"] <= 0.5  # three steps are too few to learn to read
 
 
 def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path):

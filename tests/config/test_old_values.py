@@ -12,7 +12,7 @@ from forage.config.run_config import load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
-# What the recipes came to before settings had kinds, defaults included: what acted, by its old key.
+# The recipes' values before settings had kinds, with defaults: active values by their old keys.
 ALL = {
     "algorithm.loss": "clipped",
     "algorithm.clip_low": 0.2,

@@ -106,7 +106,7 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             },
             "asks for 4 servers of 2 GPUs, and under Ray they share the GPUs of the 4 ranks",
         ),
-        (  # on one GPU this was found out once the ranks had started
+        (  # on one GPU this was detected only after the ranks had started
             {
                 "placement": {
                     "cluster": "ray",
@@ -116,7 +116,7 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             },
             "asks for 2 servers of 1 GPUs, but there are 1 for them",
         ),
-        (  # the second one took a GPU that the run does not have
+        (  # the second one used a GPU that does not belong to the run
             {"placement": {"engine": {"kind": "vllm", "num_servers": 2}}},
             "asks for 2 servers of 1 GPUs, but there are 1 for them",
         ),

@@ -157,7 +157,7 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
             "algorithm.advantage.parts names emm, which the reward does not have; its parts are "
             "has_answer, em, cover_em, f1, format_valid, table. Name one of these",
         ),
-        (  # it is computed where the reward depends on it
+        (  # it is computed if the reward depends on it
             {"algorithm": {"advantage": {"kind": "gdpo", "parts": {"retrieved": 1}}}},
             "algorithm.advantage.parts names retrieved",
         ),

@@ -136,7 +136,7 @@ def test_a_curriculum_and_weights_go_together():
         assert own == [question.id for question in reversed(pool)]
 
 
-# The questions of a step, and those that it may ask beside them.
+# The questions of a step, and its spare ones.
 
 ALL = [Question(f"q{n}", f"What is {n}?", (str(n),), "test") for n in range(12)]
 
@@ -159,7 +159,7 @@ def test_a_run_with_another_number_a_step_goes_on_with_the_next_question(num_own
     asked = [q.id for step in (3, 4) for q in after.own(step)]
     assert asked == ids(order, 2 * num_own, start=begins_at)
     assert after.position(5) == begins_at + 2 * num_own
-    after.resume_at(3, None)  # a checkpoint that does not say: the steps had as many as now
+    after.resume_at(3, None)  # a checkpoint without that number: the steps had as many as now
     assert question_ids(after.own(3)) == ids(order, num_own, start=3 * num_own)
 
 
@@ -187,7 +187,7 @@ def test_a_step_asks_the_same_whatever_was_asked_before_and_another_seed_asks_ot
     assert question_ids(questions_of(5, seed=1).spare(0)) != question_ids(first.spare(0))
 
 
-# Success rates out of recorded episodes, and what a recipe makes of them.
+# Success rates from recorded episodes, and how a recipe uses them.
 
 QUESTIONS = [Question(f"q{i}", "who?", ("x",), "nq") for i in range(4)]
 

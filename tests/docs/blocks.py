@@ -41,7 +41,7 @@ class Block:
         """The command lines: continued lines joined, comments and prompts removed."""
         for line in re.sub(r"\\\n\s*", "", self.text).splitlines():
             if self.language == "console" and not line.startswith("$ "):
-                continue  # what a command prints
+                continue  # output of a command
             line = line.removeprefix("$ ")
             if not line.strip() or line.lstrip().startswith("#"):
                 continue

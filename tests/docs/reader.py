@@ -27,7 +27,7 @@ from tests.docs.blocks import Block, words_of
 from tests.tiny_runs import make_config, random_model, scratch, world_dir, write_recipe
 
 ROOT = Path(__file__).parents[2]
-# Commands whose settings may be added to, and where a search server is read from.
+# Commands whose settings may be extended, and those that read a search server's address.
 OF_A_RECIPE = ("train", "eval", "sft", "play")
 _TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 
@@ -95,12 +95,12 @@ class Reader:
             json.loads(block.text)
 
     def _command(self, words: list[str], block: Block) -> None:
-        while words and "=" in words[0]:  # variables of the environment, before the program
+        while words and "=" in words[0]:  # environment variables before the program
             words = words[1:]
         program, *rest = words or ["true"]
         if program.rpartition("/")[2] == "forage":
             self._forage(rest, block)
-        elif "forage" in rest:  # a launcher, which starts our command
+        elif "forage" in rest:  # a launcher that starts our command
             self._forage(rest[rest.index("forage") + 1 :], block)
         else:
             check_other(program, rest, block)
@@ -113,7 +113,7 @@ class Reader:
             check_arguments(argv)
         elif argv[0] == "serve":
             self._serve(argv[1:])
-        elif argv[0] == "mcp":  # it speaks with an agent until that one has gone
+        elif argv[0] == "mcp":  # it serves an agent until that has disconnected
             check_arguments(argv)
         else:
             if argv[0] in OF_A_RECIPE and self._ports and "--dry-run" not in argv:

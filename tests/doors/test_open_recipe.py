@@ -81,7 +81,7 @@ async def test_each_call_of_a_message_is_a_turn_and_costs_a_search():
 @pytest.mark.parametrize(
     ("messages", "status", "kinds"),
     [
-        # The answer stands before the call, and what follows was never sampled by Forage.
+        # The answer precedes the call, and what follows was never sampled by Forage.
         ([Message(ANSWER, (SEARCHED,), 1), Message("<answer> Rome </answer>")], "answered", "a"),
         ([Message(f"{ANSWER} I am sure. <answer> Rome </answer>")], "answered", "a"),
         # The result did not fit, and the program dropped it.

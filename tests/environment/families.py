@@ -82,7 +82,7 @@ QWEN25 = r"""
 """
 
 # No default system message. Reasoning is stripped from turns before the last question of the user
-# (results of tools are no question), and written anew, with its own line breaks, in those after.
+# (tool results do not count as questions), and rewritten with its own line breaks in later ones.
 QWEN3 = r"""
 {%- if tools %}
     {{- '<|im_start|>system\n' }}
@@ -154,7 +154,7 @@ QWEN3 = r"""
 {%- endif %}
 """
 
-# The date in the system message; tools in the first user message; one bare call a turn; results
+# The date in the system message; tools in the first user message; one bare call per turn; results
 # under the role ipython, written as JSON; contents trimmed.
 LLAMA3 = r"""
 {{- bos_token }}
@@ -237,7 +237,7 @@ _LLAMA_SPECIAL = (
 )
 FAMILIES: dict[Name, Family] = {
     "qwen2.5": Family(_QWEN_SPECIAL, _CALL, "<|im_end|>", "<|endoftext|>", QWEN25, "<|im_end|>"),
-    # pad == eos, and the end of a text is not the end of a turn.
+    # pad == eos, and the end of a text differs from the end of a turn.
     "qwen2.5-base": Family(
         _QWEN_SPECIAL, _CALL, "<|endoftext|>", "<|endoftext|>", QWEN25, "<|im_end|>"
     ),

@@ -14,7 +14,7 @@ from forage.environment.actions import (
 )
 from tests.fakes import INVALID_ACTION_MESSAGE
 
-# Search-R1's expression, but that the last tag opened before the end begins the block.
+# Search-R1's expression, except that the last tag opened before the end begins the block.
 PUBLISHED = re.compile(r"<(search|answer)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 tagged_text = st.lists(st.sampled_from([*PROTOCOL_TAGS, "a", " ", "\n", "<", ">"])).map("".join)
 

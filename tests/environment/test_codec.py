@@ -109,7 +109,7 @@ def test_megabytes_are_cut_before_they_are_encoded():
 def test_a_passage_seen_again_is_not_encoded_again():
     codec = Codec(make_tokenizer("tags_added"))
     first = codec.encode_untrusted("Rome lies on the Tiber.", 50)
-    first.append(-1)  # a caller may do with its list as it likes
+    first.append(-1)  # a caller may modify its list
     second = codec.encode_untrusted("Rome lies on the Tiber.", 50)
     assert second == first[:-1]
     assert codec._encode_cached.cache_info().hits == 1

@@ -116,7 +116,7 @@ async def test_with_tools_the_transcript_is_what_the_template_writes(name: Name)
     assert [turn.kind for turn in episode.turns] == [ActionKind.SEARCH, ActionKind.ANSWER]
     assert (episode.answer, episode.turns[0].argument) == ("Tiber", "Rome")
     results = 'Doc 1(Title: Rome) Rome lies on the "Tiber".\nDoc 2(Title: Tiber) ' + TIBER.text
-    # A result that is written as JSON keeps its last line break, where others end with the line.
+    # A result written as JSON keeps its last line break, where others end with the line.
     results += "\n" if name == "llama3" else ""
     expected = rendered(
         name,
@@ -128,7 +128,9 @@ async def test_with_tools_the_transcript_is_what_the_template_writes(name: Name)
         make_protocol("tools", player.codec).schemas,
     )
     decoded = player.codec.decode(engine.calls[1].token_ids)
-    if name.endswith("-base"):  # it ended no turn itself: the call stopped at its closing tag
+    if name.endswith(
+        "-base"
+    ):  # it did not end the turn itself: the call stopped at its closing tag
         assert not decoded.count("<|endoftext|>")
     assert decoded == expected
 

@@ -35,11 +35,11 @@ class Solver:
         self._questions = questions
 
     def __call__(self, text: str) -> str:
-        # The longest first: a question may begin another.
+        # The longest first, since a question may begin with another.
         known = sorted(self._questions, key=lambda question: -len(question.text))
         question = next((q for q in known if q.text in text), None)
         if question is None:
-            return "Rome."  # the first question of a connection is no question of ours
+            return "Rome."  # the first question of a connection is not one of ours
         num_searches = text.count("</information>")
         if num_searches < len(question.hops):
             return f"Next. <search> {question.hops[num_searches].subject} </search>"

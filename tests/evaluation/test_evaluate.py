@@ -103,7 +103,7 @@ async def test_no_more_episodes_are_in_flight_than_the_config_allows():
     playing = asyncio.create_task(evaluator(config, engine).play_arms(QUESTIONS, ("normal",)))
     while len(engine.keys) < 2:
         await asyncio.sleep(0)
-    for _ in range(50):  # the third would begin in a few rounds of the loop
+    for _ in range(50):  # the third would begin within a few iterations of the loop
         await asyncio.sleep(0)
     assert len(engine.keys) == 2
     playing.cancel()

@@ -75,7 +75,7 @@ def test_a_search_with_noise_and_one_without_share_no_file():
     one, other = made_with(), made_with(noise={"drop_share": 0.5})
     assert names(one, other) == {"search.noise", "evaluation.other_search.noise"}
     earlier = {name: value for name, value in one.items() if not name.endswith(".noise")}
-    assert differences(earlier, one) == []  # files that were written before
+    assert differences(earlier, one) == []  # files written by an earlier version
 
 
 @pytest.mark.parametrize("method", get_args(Method))

@@ -189,7 +189,7 @@ def make_family(name: str, seed: int = 0, vocabulary: int = VOCABULARY) -> PreTr
         settings["vocab_size_per_layer_input"] = vocabulary
     known = AutoConfig.for_model(model_type)
     for name in _NOT_IN_ALL:
-        if not hasattr(known, name):  # it would be kept, and hide what reads it
+        if not hasattr(known, name):  # it would be kept, and hide its readers
             settings.pop(name, None)
     config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(seed)

@@ -30,7 +30,7 @@ def test_a_model_with_our_attention_says_what_it_says_with_its_own(architecture:
     model = make_model(architecture)
     plain = twin(model)
     attention.install(model)
-    attention.install(model)  # twice is as good as once
+    attention.install(model)  # installing it twice changes nothing
     ids = torch.arange(20)[None]
     attend = CausalAttend()
     with torch.no_grad():

@@ -35,7 +35,7 @@ def recipe(*overrides: str) -> RunConfig:
 
 def test_decoding_is_the_floor_of_the_bandwidth_times_the_stated_shares(size: ModelSize) -> None:
     """256 episodes at context 1,500 on one H100: up to 42 thousand tokens/s for 3B."""
-    # An episode of 3,000 tokens holds 1,500 on average while it is decoded.
+    # An episode of 3,000 tokens has 1,500 on average while it is decoded.
     tokens = round(3000 / duration.LENGTH_SHARE)
     one = ("placement.gpus_per_node=1", "placement.trainer.num_ranks=1")
     sizes = (f"environment.max_tokens={tokens}", "rollout.max_concurrent_episodes=256")
@@ -187,7 +187,7 @@ def test_sampling_takes_the_gpus_that_engines_are_on(size: ModelSize) -> None:
 def test_with_staleness_the_longer_phase_alone_counts(size: ModelSize) -> None:
     hardware = parse_hardware("8xH100")
     alone = estimate_duration(recipe(), size, 2048, hardware)
-    apart = ("rollout.max_staleness=1", "placement.engine.offload=false")  # not by turns
+    apart = ("rollout.max_staleness=1", "placement.engine.offload=false")  # not in turns
     both = estimate_duration(recipe(*apart), size, 2048, hardware)
     assert alone.step_s == pytest.approx(
         alone.sampling_s + alone.learning_s + alone.publishing_s, rel=1e-9

@@ -131,7 +131,7 @@ def test_training_accepts_what_is_proposed(recipe: str, hardware: str) -> None:
 
 @pytest.mark.parametrize("offload", ["true", "false"])
 def test_training_accepts_what_is_proposed_for_a_recipe_of_one_gpu(offload: str) -> None:
-    # Where one process learns, a server that shares its GPU cannot take turns with it.
+    # If one process learns, a server cannot share its GPU in turns.
     overrides = ["placement.gpus_per_node=1", f"placement.engine.offload={offload}"]
     trainer = "{num_ranks: 1}" if offload == "true" else "null"
     overrides.append(f"placement.trainer={trainer}")
@@ -155,7 +155,7 @@ def test_the_ranks_of_a_recipe_for_one_gpu_stay_as_they_are() -> None:
 
 
 def test_what_fits_nowhere_is_said() -> None:
-    # One layer of 72B alone is above the memory of an L4, whatever is cut over however many.
+    # A single layer of 72B exceeds the memory of an L4, however it is sharded.
     verdict = verdict_on("search-r1-grpo-72b.yaml", "1xL4")
     assert (verdict.fits, verdict.changes, verdict.changed_bytes) == (False, (), None)
 
@@ -189,7 +189,7 @@ def test_the_page_says_what_places_the_recipe_there_and_what_training_refuses() 
 
 def test_an_engine_is_cut_over_no_number_of_gpus_that_does_not_divide_its_heads() -> None:
     """vLLM refused it at startup: 28 heads over 8 GPUs."""
-    tokens = 40_000  # on an L40S of 48 GB, cutting the engine over 8 GPUs would have been enough
+    tokens = 40_000  # on an L40S of 48 GB, sharding the engine over 8 GPUs would have been enough
     lengths = ("environment.max_tokens", "trainer.max_tokens_per_micro_batch")
     long = [f"{key}={tokens}" for key in lengths]
     many = ("rollout.max_concurrent_episodes=256", "placement.engine.offload=false")

@@ -205,7 +205,7 @@ def test_activations_are_of_the_type_in_which_ranks_compute(dtype: str) -> None:
     )
 
 
-# With adapters the weights rest, and what learns is counted alone.
+# With adapters the weights are frozen, and only the adapters are counted.
 
 LORA: dict[str, Any] = {"rank": 8, "target_modules": ["q_proj", "v_proj"]}
 

@@ -101,7 +101,7 @@ def test_the_cache_lies_on_the_gpus_of_the_servers_alone() -> None:
     assert part(two, "engine: KV cache") == 4 * part(placed(**SERVER), "engine: KV cache")
     both = placed(gpus_per_node=8, engine={**engine, "tensor_parallel": 2})
     assert part(both, "engine: KV cache") == part(two, "engine: KV cache") // 2
-    # Of four key-value heads each of eight GPUs holds one: a quarter of the cache, and no eighth.
+    # With four key-value heads each of eight GPUs holds one: a quarter of the cache, not an eighth.
     eight = placed(gpus_per_node=8, engine={"kind": "vllm", "tensor_parallel": 8})
     assert part(eight, "engine: KV cache") == 2 * part(placed(**SERVER), "engine: KV cache")
     elsewhere = placed(gpus_per_node=8, engine={"kind": "vllm", "urls": ["http://a", "http://b"]})
@@ -286,7 +286,7 @@ def test_a_rank_holds_and_gathers_what_is_planned(
     assert part(memory, "optimizer (AdamW)") == pytest.approx(moments, rel=0.01)
     assert part(memory, "gradients") == pytest.approx(gradients, rel=0.01)
     assert part(memory, "whole gradients") == pytest.approx(whole, rel=0.02)
-    if "replicas" not in keys:  # one shard: nothing is on its way
+    if "replicas" not in keys:  # one shard: nothing is in transit
         assert part(memory, "gathered weights") == pytest.approx(gathered, rel=0.01)
 
 

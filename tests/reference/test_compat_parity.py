@@ -151,7 +151,7 @@ def test_every_rule_agrees_with_its_second_implementation_on_thousands_of_texts(
             score = score_text(text, golden, rule, SETTINGS)
             assert score == pytest.approx(second_score(text, golden, rule)), (rule, golden, text)
             seen[rule][round(score, 4)] += 1
-    # Each outcome comes up often, or nothing was compared.
+    # Each outcome must occur often, or nothing was compared.
     outcomes = {
         "search-r1-format": {0.0, F, S, S + R, 1 - S, 1.0},
         "slime": {0.0, 1.0},

@@ -91,7 +91,7 @@ def test_the_dual_clip_is_the_loop(tokens_S, bounds, dual_clip):
 def test_gspo_is_the_loop_over_sequences(tokens_S, bounds):
     """https://arxiv.org/abs/2507.18071: s_i = (pi(y_i) / pi_old(y_i)) ** (1 / |y_i|), clipped."""
     low, high = bounds
-    advantage_of = [sequence[0][2] for sequence in tokens_S]  # an outcome has one a sequence
+    advantage_of = [sequence[0][2] for sequence in tokens_S]  # an outcome has one per sequence
     tokens_S = [
         [(new, old, advantage) for new, old, _ in sequence]
         for sequence, advantage in zip(tokens_S, advantage_of, strict=True)
@@ -162,7 +162,7 @@ def test_the_protection_is_the_loop_over_its_parts(tokens_S):
     part_of_M = numbering([len(part) for part in tokens_S]).number_of_M
     gaps = [math.fsum(old - new for new, old, a in part if a >= 0) for part in tokens_S]
     if any(0 < abs(gap) < 1e-9 for gap in gaps):
-        return  # which side of 0 a sum of rounding lies on is not the formula's to say
+        return  # the formula does not determine on which side of 0 a rounded sum falls
     fast_M, _ = likelihood_protection(*columns(tokens_S), part_of_M)
     assert fast_M.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 

@@ -22,7 +22,7 @@ def second_normalise(text: str) -> str:
     kept = "".join(character for character in text.lower() if character not in PUNCTUATION)
     runs: list[str] = []  # runs of word characters and single others, in order
     for character in kept:
-        # A word, to the published rule, is letters, digits and underscores; the rest separates.
+        # By the published rule a word consists of letters, digits and underscores; the rest separates.
         is_word = character.isalnum()
         if is_word and runs and runs[-1][-1].isalnum():
             runs[-1] += character
@@ -98,7 +98,7 @@ def test_matches_agree_with_the_second_implementation_on_thousands_of_pairs():
 @pytest.mark.parametrize(
     ("prediction", "golden", "em", "f1"),
     [
-        # Worked from the rules as SQuAD's script states them.
+        # Derived from the rules as SQuAD's script states them.
         ("Denver Broncos", "Denver Broncos", True, 1.0),
         ("the Denver Broncos.", "Denver Broncos", True, 1.0),
         ("Santa Clara, California", "Levi's Stadium in Santa Clara, California", False, 2 / 3),

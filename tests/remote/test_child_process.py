@@ -13,7 +13,7 @@ import pytest
 
 from forage.remote.child_process import ChildProcess
 
-# Becomes two processes, as a model server does, and says who they are; the second hears no SIGTERM.
+# Becomes two processes, like a model server, and prints their ids; the second ignores SIGTERM.
 _SERVER = """
 import os, signal, subprocess, sys, time
 inner = subprocess.Popen([sys.executable, "-c",
@@ -24,7 +24,7 @@ os.rename(aside, sys.argv[1])
 time.sleep(600)
 """
 
-# Starts the server as a run does, and waits to be killed.
+# Starts the server like a run, and waits to be killed.
 _DRIVER = """
 import sys, time
 from forage.remote.child_process import ChildProcess

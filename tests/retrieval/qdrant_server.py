@@ -34,7 +34,7 @@ class FakeQdrant(CollectionsServicer, PointsServicer):
         self.keys: set[str] = set()
         self.failures: list[grpc.StatusCode] = []
         self.failures_of: dict[type[Message], grpc.StatusCode] = {}
-        self.statuses: list[Any] = []  # of a collection, as the next looks at it find it
+        self.statuses: list[Any] = []  # of a collection, for its next status requests
         self.url = ""
 
     def requests(self, kind: type[Message]) -> list[Any]:

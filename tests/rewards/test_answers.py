@@ -19,13 +19,13 @@ from forage.rewards.answers import (
     [
         ("The  Beatles!", "beatles"),
         ("an apple a day", "apple day"),
-        ("Theatre of Anatolia", "theatre of anatolia"),  # articles go as words only
+        ("Theatre of Anatolia", "theatre of anatolia"),  # articles are removed as words only
         ("U.S.A.", "usa"),
         ("a.b", "ab"),
         ("rock-and-roll", "rockandroll"),
         ("the-the the", "thethe"),
         ("\tnew\n york ", "new york"),
-        ("«Ça va»", "«ça va»"),  # ASCII punctuation alone is deleted
+        ("«Ça va»", "«ça va»"),  # only ASCII punctuation is deleted
         ("The", ""),
         ("A.", ""),  # the point goes first, and an article is left
         ("...", ""),
@@ -137,7 +137,7 @@ def test_yes_no_and_noanswer_count_only_whole(prediction: str, golden: str, f1: 
         ("the film Trick or Treat", ["Trick or Treat"], True, True),
         ("yes or no", ["yes"], False, True),
         ("the C++ language", ["C++"], True, True),
-        ("東京都です", ["東京"], True, True),  # no spaces part its words
+        ("東京都です", ["東京"], True, True),  # its words are not separated by spaces
         ("romeo and Rome", ["Rome"], True, True),
     ],
 )

@@ -182,7 +182,7 @@ async def test_members_of_a_group_that_answer_alike_at_once_are_asked_for_once()
         asking = [asyncio.create_task(ask(judge)) for _ in range(5)]
         while not server.requests:
             await asyncio.sleep(0.001)
-        asking[0].cancel()  # one that goes away takes nothing from the others
+        asking[0].cancel()  # cancelling one does not affect the others
         server.release.set()
         assert await asyncio.gather(*asking[1:]) == [True] * 4
         assert len(server.requests) == 1

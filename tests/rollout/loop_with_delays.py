@@ -82,7 +82,7 @@ class LoopWithDelays:
         await self._publish()
         for step in range(num_steps):
             steps.append(list((await groups.next_groups(step)).chosen))
-            await self._pause()  # gradients, while the engine samples on
+            await self._pause()  # gradients, while the engine continues to sample
             await asyncio.to_thread(self._change_weights)
             await self._pause()
             await self._publish()

@@ -79,7 +79,7 @@ class ModelServer:
         self.num_at_once += 1
         self.most_at_once = max(self.most_at_once, self.num_at_once)
         try:
-            await asyncio.sleep(0.01)  # so that what comes together meets
+            await asyncio.sleep(0.01)  # so that simultaneous requests overlap
             return await handle(request)
         finally:
             self.num_at_once -= 1

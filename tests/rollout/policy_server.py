@@ -282,7 +282,9 @@ class PolicyServer:
         method, kwargs = body["method"], body.get("kwargs", {})
         if method not in METHODS or method in self.without:
             raise HTTPException(500, f"{said} Method {method!r} is not implemented.")
-        if method != "receiver_version":  # which is asked before a run, and no step of an update
+        if (
+            method != "receiver_version"
+        ):  # which is requested before a run and is not a step of an update
             self.notes.append(method)
         if method == self.broken:
             raise HTTPException(500, "it is broken")
@@ -291,13 +293,15 @@ class PolicyServer:
         self._change_weights(method, kwargs)
         answers: dict[str, Any] = {"check_weights": self.misfits, "name_gpu": self.gpu}
         answers |= {"get_model_inspection": self.drawing, "first_columns": self.columns}
-        answers["receiver_version"] = str(self.receiver)  # what is no list, object or null is text
+        answers["receiver_version"] = str(
+            self.receiver
+        )  # anything but a list, object or null is text
         return {"results": [answers.get(method)]}
 
     def _change_weights(self, method: str, kwargs: dict[str, Any]) -> None:
         """The effect of the loading methods; raises if there is nothing to load."""
         folder = kwargs.get("folder") or kwargs.get("weights_path")
-        if method == "reload_weights":  # one that fails leaves layers without weights
+        if method == "reload_weights":  # a failed one leaves layers without weights
             self.has_weights = folder is None
         if folder is not None and not Path(folder).is_dir():
             raise HTTPException(500, f"Call to collective_rpc method failed: no {folder}")

@@ -177,7 +177,7 @@ class Server:
             case "/model_info":
                 return web.json_response({"weight_version": self._version})
             case "/update_weight_version":
-                # Its default would end turns in flight.
+                # By default it would end turns in flight.
                 assert body["abort_all_requests"] is False
                 self._version = body["new_version"]
                 return web.json_response({"success": True, "message": ""})
@@ -260,7 +260,7 @@ async def _serve() -> None:
     sys.stdout.write(f"{runner.addresses[0][1]}\n")
     sys.stdout.flush()
     parent = os.getppid()
-    while os.getppid() == parent:  # it must not outlive a test run that was killed
+    while os.getppid() == parent:  # it must not outlive a killed test run
         await asyncio.sleep(1.0)
 
 

@@ -93,7 +93,7 @@ def test_the_epsilon_keeps_a_hair_of_difference_from_becoming_a_mountain():
     assert STD_EPSILON == 1e-6
 
 
-# Baselines that the group has no part in.
+# Baselines that do not depend on the group.
 
 
 def test_a_greedy_episode_is_the_baseline_of_remax():

@@ -40,7 +40,7 @@ def test_at_ratio_one_the_gradient_is_minus_the_advantage():
     ("ratio", "advantage", "expected", "is_clipped"),
     [
         (1.1, 1.0, -1.1, False),
-        (1.3, 1.0, -1.2, True),  # enough was gained: no reason to go on
+        (1.3, 1.0, -1.2, True),  # enough was gained: no reason to continue
         (0.5, 1.0, -0.5, False),  # a good token became rare: bring it back
         (0.9, -1.0, 0.9, False),
         (0.5, -1.0, 0.8, True),
@@ -102,7 +102,7 @@ def test_a_micro_batch_without_tokens_has_a_loss_of_none(loss):
     assert loss_M.shape == (0,)
 
 
-# Dual clip: a bad token that became likely is pushed down, but not without bound.
+# Dual clip: a bad token that became likely is pushed down, but within a bound.
 
 
 def dual(ratio: float, advantage: float, dual_clip: float = 3.0) -> tuple[float, float, float]:
@@ -125,7 +125,7 @@ def test_dual_clip_leaves_good_tokens_alone():
     assert dual(5.0, 1.0) == pytest.approx((-1.2, 0.0, 0.0))
 
 
-# GSPO: one ratio a sequence.
+# GSPO: one ratio per sequence.
 
 
 def test_gspo_clips_whole_sequences_by_the_geometric_mean_of_their_ratios():

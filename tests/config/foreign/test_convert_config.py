@@ -287,7 +287,7 @@ def test_what_a_call_computes_is_named_and_other_literals_are_read(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "text", "ratio"),
     [
-        ("t.py", TRL, 1 / 200),  # transformers' linear, where nobody says otherwise
+        ("t.py", TRL, 1 / 200),  # transformers' linear by default
         ("t.py", TRL.replace("beta", "lr_scheduler_type='constant', beta"), 1.0),
         ("t.py", TRL.replace("beta", "lr_scheduler_type='cosine', beta"), 0.0),
         ("v.sh", SEARCH_R1, 1.0),
@@ -344,7 +344,7 @@ def test_several_files_and_several_samples_are_no_error(tmp_path: Path):
     more = "--n-samples-per-eval-prompt 16 --sglang-server-concurrency 7 --rollout-temperature 0.8"
     config, _ = recipe_of(tmp_path, "s.sh", SLIME.replace("--lr", f"{more} --lr"))
     assert (config.evaluation.num_samples, config.evaluation.temperature) == (16, 0.8)
-    assert config.search.max_concurrent_requests != 7  # it is of the engine's server
+    assert config.search.max_concurrent_requests != 7  # it belongs to the engine's server
 
 
 def test_keys_of_services_do_not_get_into_a_recipe(tmp_path: Path):

@@ -500,7 +500,7 @@ def test_gdpos_parts_are_ours_or_functions_of_the_user(tmp_path: Path):
             {LOSS_MODE: "sapo", f"{ACTOR}.tau_neg": 1.2},
             {"kind": "sapo", "temperature_good": 1.0, "temperature_bad": 1.2},
         ),
-        (  # its YAML sets both bounds, so that this one is not read
+        (  # its YAML sets both bounds, so this one is not read
             {f"{ACTOR}.clip_ratio": 0.4},
             {"kind": "clipped", "low": 0.2, "high": 0.2, "dual_clip": 3.0},
         ),

@@ -19,7 +19,7 @@ from forage.environment.template import PromptTemplate
 from forage.errors import UserError
 from forage.types import Hop, Question
 
-# Wordings of the two published prompts in outline: what matters is where the tags stand.
+# The wording of the two published prompts in outline: only the position of the tags matters.
 SEARCH_R1_PROMPT = (
     "Reason between <think> and </think>. To search, write <search> query </search>; results come "
     "between <information> and </information>. For example, <answer> Beijing </answer>. "

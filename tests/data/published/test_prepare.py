@@ -105,8 +105,8 @@ def test_an_interrupted_set_goes_on_where_it_stopped(
     assert not out.exists()
     (partial,) = out.parent.iterdir()
     with partial.open("a") as torn:
-        torn.write('{"id": "bamb')  # as a kill in the middle of a write leaves it
-    # What was read already now has other answers: it must not be read a second time.
+        torn.write('{"id": "bamb')  # as left by a kill in the middle of a write
+    # The rows already read now have other answers: they must not be read a second time.
     changed = [{**line, "golden_answers": ["changed"]} for line in lines[:100]]
     write_rows(file, [*changed, *lines[100:]])
     prepare(["bamboogle"], "test", out, str(repository), TEMPLATE)

@@ -69,7 +69,7 @@ async def play(
     job = Job(question, 0, "eval/normal/q1")
     episode = await player.play(job, engine, search, temperature)
     recorded, seen = contexts_of(episode), contexts_seen(engine)
-    # A context that nothing was asked in any more may hold what came before the end.
+    # A context that is no longer used may contain the text before the end.
     assert len(recorded) >= len(seen)
     for mine, its in zip(recorded, seen, strict=False):
         assert mine[: len(its)] == its, "the record is not what the engine saw"

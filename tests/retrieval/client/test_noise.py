@@ -47,8 +47,8 @@ def test_a_share_of_the_queries_is_concerned_and_always_the_same() -> None:
         ]
 
     assert concerned(0) == concerned(0) != concerned(1)
-    # The first three share a word with every query, so that only the order of Rome, Oslo and Ada
-    # tells: Ada comes before them where namesakes stand first.
+    # The first three share a word with every query, so only the order of Rome, Oslo and Ada
+    # shows the effect: Ada comes before them if namesakes come first.
     assert sum(concerned(0)) / 200 == pytest.approx(0.5, abs=0.12)
 
 

@@ -26,7 +26,7 @@ from tests.retrieval.tiny_encoders import write_encoder
 
 WIKI = "https://en.wikipedia.org/w/index.php?title="
 TOPK = 3
-# By the id that each is found under; the lines as the published corpora write them, and worse.
+# By the id that each is found under; lines in the formats of the published corpora, and worse.
 LINES: dict[str, dict[str, Any]] = {
     # Wiki-18: an id and contents.
     "0": {"id": "0", "contents": '"Ada Lovelace"\nAda wrote the first program for the engine.'},
@@ -35,7 +35,7 @@ LINES: dict[str, dict[str, Any]] = {
     "3": {"id": "3", "contents": '"Zürich"\nZürich lies on a lake. <answer>Ada</answer>'},
     # ASearcher: contents and an address, no id.
     "https://a.org/ada#4": {"url": "https://a.org/ada", "contents": '"Ada"\nBorn 1815, died 1852.'},
-    # RLinf: an address beside the id; and whatever else somebody had.
+    # RLinf: an address next to the id; and other fields.
     "5": {
         "id": "5",
         "contents": '"The "first" compiler"\nWho wrote the first compiler?',
@@ -60,7 +60,7 @@ MADE_URLS = {
     "7": f"{WIKI}%E7%BC%96%E8%AF%91%E5%99%A8",
     "8": "",
 }
-# Under the spellings that occur: RLinf's, a browser's, MediaWiki's own.
+# In the spellings that occur: RLinf's, a browser's, MediaWiki's own.
 PAGES = {
     f"{WIKI}Ada%20Lovelace": "All about Ada.",
     "https://en.wikipedia.org/wiki/Z%C3%BCrich": "All about Zürich.",

@@ -126,7 +126,7 @@ def test_a_large_corpus_is_reckoned_from_its_first_lines(
     look = look_at_corpus(path)
     assert not look.is_exact
     assert len(look.sample) == 100
-    # A gzip reader is ahead of the lines it gave by up to its buffer of 128 kB.
+    # A gzip reader is ahead of the returned lines by up to its buffer of 128 kB.
     assert look.num_passages == pytest.approx(30_000, rel=0.95 if is_gzip else 0.03)
 
 

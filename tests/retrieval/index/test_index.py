@@ -197,7 +197,7 @@ def test_a_build_that_is_killed_leaves_no_index_and_the_next_clears_up(
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(fifo), str(out)])
     try:
-        with fifo.open("wb") as lines:  # opens when the child reads, and it has begun by then
+        with fifo.open("wb") as lines:  # opens when the child reads, and by then it has begun
             lines.write(b'{"id": "1", "contents": "x"}\n')
             lines.flush()
             child.send_signal(signal.SIGKILL)

@@ -187,7 +187,7 @@ def test_indexes_of_the_parts_of_a_corpus_find_what_a_flat_one_of_the_whole_find
     found = zip(*(part.search(QUERIES, 10) for part in parts), strict=True)
     for merged, everything in zip(found, whole.search(QUERIES, 40), strict=True):
         hits, scores = merge(merged, 10), {hit.passage.id: hit.score for hit in everything}
-        # Passages with the same words change places within rounding, so scores are compared.
+        # Passages with the same words may change places by rounding, so scores are compared.
         best = [hit.score for hit in everything[:10]]
         assert [hit.score for hit in hits] == pytest.approx(best, abs=1e-5)
         assert [scores[hit.passage.id] for hit in hits] == pytest.approx(best, abs=1e-5)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import schemathesis
 
-# Read now: parsed deep inside a test, Python 3.11 can lose count of its recursion (SystemError).
+# Imported now: parsed deep inside a test, Python 3.11 can miscount its recursion (SystemError).
 import schemathesis.specs.openapi._hypothesis
 from hypothesis import given, settings
 from schemathesis import GenerationMode
@@ -58,7 +58,7 @@ def test_no_request_made_from_our_description_breaks_the_server(
     assert set(api) == set(OPERATIONS), "an operation that is described and not tried"
     operation = api[path][OPERATIONS[path]]
     if mode is GenerationMode.NEGATIVE and OPERATIONS[path] == "GET":
-        return  # it takes nothing that could be wrong
+        return  # it takes no argument that could be wrong
 
     @given(operation.as_strategy(generation_mode=mode))
     @settings(max_examples=40, derandomize=True, deadline=None, database=None)

@@ -78,7 +78,9 @@ async def test_a_server_that_nobody_asks_any_more_tries_again_by_itself(start_se
     for _ in range(5):
         assert await readiness(url) == 503
     await asyncio.sleep(0.1)
-    assert source.searches[num_searches:] == [["a query that succeeds"]]  # once a second at most
+    assert source.searches[num_searches:] == [
+        ["a query that succeeds"]
+    ]  # no more than once per second
     source.error = None
     async with asyncio.timeout(20):
         while await readiness(url) != 200:
@@ -164,7 +166,7 @@ def test_a_file_that_is_cut_in_the_midst_of_a_search_ends_the_server_with_a_mess
 ):
     """The process died of SIGBUS without a message."""
     copy = Path(shutil.copytree(large_index, tmp_path / "index"))
-    # As if the file were cut after the search had begun: what looks at it before sees nothing.
+    # As if the file were truncated during the search: an earlier check sees nothing.
     blind = (
         "from forage.retrieval.store.index_files import OpenFiles\nOpenFiles.check = lambda _: None"
     )

@@ -267,7 +267,7 @@ async def test_who_cannot_be_answered_in_his_time_is_told_when_to_return_and_the
     """80 of 256 clients with 64 queries each got a 504 after their queries had been searched.
     ``Retry-After`` was always 1.
     """
-    source = SlowSource(seconds_per_char=0.0002)  # 200 to 300 queries a second
+    source = SlowSource(seconds_per_char=0.0002)  # 200 to 300 queries per second
     url = start_server(source=source)
     assert await answered(url, 64) == (200, 0)
     rollout = [asyncio.create_task(answered(url, 200)) for _ in range(3)]
@@ -296,7 +296,7 @@ async def test_our_own_client_says_how_long_it_waits_and_comes_back_when_told(
     start_server: StartServer,
 ):
     """It abandoned a try after 10 s without notice, and the server continued a useless search."""
-    url = start_server(source=SlowSource(seconds_per_char=0.002))  # 55 queries a second
+    url = start_server(source=SlowSource(seconds_per_char=0.002))  # 55 queries per second
     async with client_of(url, timeout_s=1, deadline_s=20, max_queries_per_request=16) as client:
         await asyncio.gather(*(client.search(f"query {n}") for n in range(100, 132)))  # measured
         replies = await asyncio.gather(*(client.search(f"query {n}") for n in range(200, 360)))
@@ -464,7 +464,7 @@ async def test_what_is_around_a_body_has_a_size(
             (400, False) if name == "the size of a chunk" and status == 400 else (431, True)
         )
     else:
-        assert status in (401, 431)  # a read may hold more than the headers
+        assert status in (401, 431)  # a read may contain more than the headers
     assert num_sent < 3_000_000
 
 

@@ -79,7 +79,7 @@ def ask(url: str, headers: dict[str, str], method: str = "POST", path: str = "/r
         {"Origin": ELSEWHERE},  # fetch of a Blob without a type
         {"Origin": "null", "Content-Type": "text/plain"},  # a sandboxed frame, a file
         {"Origin": ELSEWHERE, **JSON},  # as if a preflight had been allowed
-        {"Origin": "http://127.0.0.1:1", **JSON},  # another server of this machine
+        {"Origin": "http://127.0.0.1:1", **JSON},  # another server on this machine
         {"Origin": "http://localhost", "Content-Type": "text/plain"},
         {"Content-Type": "text/plain"},  # old browsers sent no Origin
         {"Content-Type": "text/plain; application/json"},
@@ -149,7 +149,7 @@ def test_a_name_that_was_added_is_known(start_server: StartServer, purse: Purse)
     named = {"Host": "search.example", **JSON}
     assert ask(url, named)[0] == 200
     assert ask(url, {**named, "Origin": "https://search.example"})[0] == 200
-    # Behind a proxy that says its own name to us and the public one to the browser.
+    # Behind a proxy that uses its own name towards us and the public one towards the browser.
     assert ask(url, {**JSON, "Origin": "https://search.example"})[0] == 200
     assert ask(url, {**named, "Origin": ELSEWHERE})[0] == 403
     assert ask(url, {**named, "Host": "other.example"})[0] == 403
@@ -180,7 +180,7 @@ def test_on_another_interface_programs_may_use_any_name_and_pages_a_known_one(li
     assert named.refusal(Headers({"host": "evil.example"})) is not None
 
 
-# What six of six pages could do: ask without a preflight, ask with one, and read what came.
+# What six of six pages could do: send without a preflight, send with one, and read the reply.
 _PAGE = """<!doctype html><title>elsewhere</title><pre id="outcome">not yet</pre><script>
 const url = "SERVER/retrieve", body = JSON.stringify({queries: ["a secret"]});
 const ways = {
@@ -203,7 +203,7 @@ def test_a_page_of_another_origin_asks_nothing_and_reads_nothing_in_a_real_brows
     page = _PAGE.replace("SERVER", start_server(source=purse))
     with serving(replies(page, Content_Type="text/html")) as elsewhere:
         seen = visit(elsewhere.url, tmp_path / "profile", script_ms=20_000)
-    # An opaque reply tells a page nothing: neither its status nor its text.
+    # An opaque reply reveals nothing to a page: neither its status nor its text.
     assert (
         "simple: opaque 0 []; form: opaque 0 []; blob: opaque 0 []; json: TypeError" in seen.dom
     ), seen.dom

@@ -129,7 +129,7 @@ async def test_a_body_of_unknown_length_is_read_up_to_the_limit(start_server: St
     port = int(start_server(TINY).rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-    writer.write(b"bb8\r\n" + b"x" * 3000 + b"\r\n")  # and no end
+    writer.write(b"bb8\r\n" + b"x" * 3000 + b"\r\n")  # without an end
     assert b"413" in await reader.readline()
     assert b"larger than 2000 bytes" in await reader.read()
     writer.close()

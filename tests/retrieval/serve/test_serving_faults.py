@@ -23,7 +23,7 @@ from tests.retrieval.serve.test_child_server import wait_until_gone
 
 FORAGE_SERVE = (sys.executable, "-m", "forage", "serve")
 
-# `forage serve` whose searches say so and then wait until a file is there.
+# `forage serve` whose searches announce themselves and then wait until a file exists.
 GATED = """
 import signal, sys, time
 from pathlib import Path

@@ -66,12 +66,12 @@ async def test_a_request_that_finds_too_much_is_given_up():
 
 async def test_a_request_waits_for_as_much_of_the_others_as_it_is_itself():
     def request(num_queries: int) -> QueuedRequest:
-        return QueuedRequest([""] * num_queries, topk=128)  # each weighs 2
+        return QueuedRequest([""] * num_queries, topk=128)  # each has weight 2
 
     turns = Turns()
     for address, num_queries in (("A", 50), ("A", 3), ("B", 2), ("C", 50)):
         turns.add(request(num_queries), address)
-    own = 2 * (10 + 10 + 3)  # of the first in A as many as it has itself
+    own = 2 * (10 + 10 + 3)  # those before the first in A: as many as it has itself
     assert turns.weight_before(request(10), "A", enough=0) == own + 2 * 2 + own
     assert turns.weight_before(request(1), "D", enough=0) == 2 * 4
     assert turns.weight_before(request(10), "A", enough=1000) == 2 * (105 + 10)
@@ -87,7 +87,7 @@ def test_a_batch_weighs_what_half_a_second_searches_within_bounds():
     speed.add(100, 1)
     assert speed.batch_weight == pytest.approx(50)
     for _ in range(100):
-        speed.add(10_000, 1e-3)  # cheap queries say nothing about the next ones
+        speed.add(10_000, 1e-3)  # cheap queries do not predict the cost of the next ones
     assert speed.batch_weight == 64
     for _ in range(100):
         speed.add(64, 2)  # the source has become slow

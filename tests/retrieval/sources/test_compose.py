@@ -68,7 +68,7 @@ def test_files_are_verified_where_there_are_some(
     seal(copy)
     lines = copy / "corpus.jsonl"
     lines.write_bytes(lines.read_bytes().replace(b"Hopper wrote", b"Nobody wrote"))
-    manifest = copy / "manifest.json"  # its hash of a small corpus would tell
+    manifest = copy / "manifest.json"  # the hash of a small corpus would reveal it
     tree = json.loads(manifest.read_text()) | {"corpus_sha256": hash_file(lines)}
     manifest.write_text(json.dumps(tree))
     settings = ServeSettings(sources=(str(copy),))

@@ -17,7 +17,7 @@ from forage.retrieval.source import SourceError
 from forage.retrieval.sources.recording import Recorder, Replay
 from forage.types import Hit, Passage
 
-ANY_TEXT = st.text(st.characters())  # lone surrogates too
+ANY_TEXT = st.text(st.characters())  # including lone surrogates
 FIELDS = st.dictionaries(ANY_TEXT, ANY_TEXT | st.none() | st.lists(ANY_TEXT), max_size=2)
 HITS = st.lists(
     st.builds(

@@ -45,7 +45,7 @@ def test_without_a_cluster_the_command_that_starts_one_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """First in this file, before a cluster is started."""
-    # Where Ray looks for a running one: other tests may have theirs at the same time.
+    # Where Ray looks for a running cluster: other tests may have theirs at the same time.
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr("ray._private.services.find_gcs_addresses", cache(set))
     for call in (Sharded, stop_shards, lambda: start_shards([ShardPlace(tmp_path)])):
@@ -57,7 +57,7 @@ def process_of(replica: str) -> int:
     """The process among our descendants that Ray has named after a replica."""
     found: list[int] = []
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie too
+        with contextlib.suppress(psutil.NoSuchProcess):  # including zombies
             if replica in " ".join(child.cmdline()[:1]):
                 found.append(child.pid)
     [pid] = found

@@ -140,7 +140,7 @@ build_dense_index(Path(sys.argv[1]), Path(sys.argv[2]), settings, show_progress=
 """
 
 
-# A busy machine may let a build end before anybody looks: this one waits to be killed.
+# On a busy machine a build may end before it is checked: this one waits to be killed.
 _WAIT_AFTER_FIVE = """
 import threading
 from forage.retrieval.vectors.vector_shards import VectorShards

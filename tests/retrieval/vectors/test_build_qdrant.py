@@ -23,7 +23,7 @@ from tests.retrieval.conftest import PASSAGES
 from tests.retrieval.qdrant_server import FakeQdrant, serving_qdrant
 from tests.retrieval.random_bert import WIDTH, save_encoder
 
-# Without it, each opening measures which numbers are faster here.
+# Otherwise each opening measures which precision is faster here.
 EXACT = OpenOptions(device="cpu", dtype="float32")
 QUERIES = ["who wrote the first compiler", "lake", ""]
 
@@ -111,7 +111,7 @@ def test_on_a_server_the_collection_is_named_after_what_it_is_made_of(
         with open_index(tmp_path / str(number), EXACT) as index:
             assert len(index.search(["lake"], 3)[0]) == 3
     assert all(name.startswith("wiki-") for name in names)
-    assert names[0] == names[1]  # how widely a search looks changes no point
+    assert names[0] == names[1]  # the breadth of a search changes no point
     assert len(set(names)) == 3
     sent = fake.requests(proto.UpsertPoints)
     assert [request.collection_name for request in sent] == [names[0], *names[2:]]
@@ -167,7 +167,7 @@ def test_an_index_and_a_collection_that_do_not_fit_are_refused(
     with pytest.raises(UserError, match="no Qdrant collection 'other'"):
         open_index(out, EXACT)
     change_manifest(out, "collection", "forage")
-    with open_index(out, EXACT) as index:  # and none of the refusals has kept the lock
+    with open_index(out, EXACT) as index:  # and no refusal has kept the lock
         index.backend._collection.add(7, np.ones((1, WIDTH), np.float32))  # type: ignore[attr-defined]
     for _ in range(2):
         with pytest.raises(UserError, match="passages 5, but its backend holds 6"):

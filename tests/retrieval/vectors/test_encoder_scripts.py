@@ -33,7 +33,7 @@ def tokens_of(letters: float, unknown: float = 0.0) -> Callable[[Sequence[str]],
 @pytest.mark.parametrize(
     ("language", "letters", "unknown", "complaint"),
     [
-        # Measured with MiniLM, then as a multilingual tokenizer cuts.
+        # Measured with MiniLM, then with a multilingual tokenizer.
         ("ar", 0.97, 0.0, "ARABIC (1.0 letters a token, 0% unknown)"),
         ("ru", 0.99, 0.0, "CYRILLIC (1.0 letters a token, 0% unknown)"),
         ("zh", 0.89, 0.64, "CJK (0.9 letters a token, 64% unknown)"),

@@ -137,7 +137,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
     """
     encoding: list[int] = []
     indexing: list[int] = []
-    for num_rows in (400, 400, 1_600):  # the first for nothing: imports and caches
+    for num_rows in (400, 400, 1_600):  # the first is discarded: imports and caches
         folder = tmp_path / f"{num_rows}-{len(encoding)}"
         folder.mkdir()
         corpus = (Passage(str(n), "", f"w{n % 50}") for n in range(num_rows))

@@ -100,7 +100,7 @@ def test_topk_above_the_corpus_no_queries_and_many_queries(built: Path):
     backend = Qdrant(collection_in(built), Numbered())
     assert len(backend.search(["7"], 999)[0]) == NUM_ROWS
     assert backend.search([], 3) == []
-    numbers = [str(n % 100) for n in range(150)]  # more than travel in one request
+    numbers = [str(n % 100) for n in range(150)]  # more than fit into one request
     found = backend.search(numbers, 1)
     assert [hits[0].row for hits in found] == [int(n) for n in numbers]
     everything = backend.search(["7"], 50)[0]
@@ -253,7 +253,7 @@ def test_the_published_settings_reach_the_server(fake: FakeQdrant):
     assert not params.on_disk
     assert not create.HasField("quantization_config")
     [update] = fake.requests(proto.UpdateCollection)
-    # No graph while points arrive; the graph when all are there.
+    # No graph while points arrive; the graph once all have arrived.
     assert create.optimizers_config.indexing_threshold == 0
     assert update.optimizers_config.indexing_threshold == 10_000
     [query] = fake.requests(proto.QueryBatchPoints)[0].query_points
@@ -276,7 +276,7 @@ def test_each_setting_reaches_the_server(fake: FakeQdrant):
     assert create.quantization_config.scalar.always_ram
     queries = [request.query_points[0] for request in fake.requests(proto.QueryBatchPoints)]
     assert all(query.params.quantization.rescore for query in queries)
-    # A small topk has as many candidates scored again as a large one, and a beam that holds them.
+    # A small topk has as many candidates re-scored as a large one, and a beam to hold them.
     assert [(query.limit, query.params.hnsw_ef) for query in queries] == [(100, 100), (200, 200)]
     collection.close()
 
@@ -314,7 +314,7 @@ def test_a_server_that_stays_away_or_refuses_is_an_error_and_the_build_goes_on_l
     before = len(fake.seen)
     with pytest.raises(UserError, match="UNAUTHENTICATED.*QDRANT_API_KEY"):
         collection.count()
-    assert len(fake.seen) == before + 1  # no use in asking again
+    assert len(fake.seen) == before + 1  # another request would be useless
     collection.close()
 
 
@@ -336,7 +336,7 @@ def test_a_build_waits_for_the_graph_and_says_why_there_is_none(fake: FakeQdrant
     before = len(fake.seen)
     fake.statuses = [proto.Yellow, proto.Yellow, proto.Green]
     collection.finish(10, poll_s=0)
-    assert len(fake.seen) == before + 5  # count, update, three looks
+    assert len(fake.seen) == before + 5  # count, update, three status requests
     fake.statuses = [proto.Red]
     with pytest.raises(UserError, match="could not index 'passages'"):
         collection.finish(10, poll_s=0)
@@ -354,7 +354,7 @@ def test_a_graph_that_a_server_does_not_get_on_with_is_not_waited_for_without_en
     before = len(fake.seen)
     fake.statuses = [proto.Grey, proto.Green]
     collection.finish(10, poll_s=0)
-    assert len(fake.seen) == before + 5  # count, update, a look, update, a look
+    assert len(fake.seen) == before + 5  # count, update, status, update, status
     collection.close()
 
 

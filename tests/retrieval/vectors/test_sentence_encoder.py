@@ -259,7 +259,7 @@ def write_onnx(path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """Writes ``onnx/model.onnx`` next to a tiny model; returns its table of token states."""
     from torch.onnx._internal.torchscript_exporter import onnx_proto_utils
 
-    # The last step of the exporter adds functions of onnxscript: it needs that package, we do not.
+    # The exporter's last step adds functions of onnxscript: it needs that package, we do not.
     monkeypatch.setattr(onnx_proto_utils, "_add_onnxscript_fn", lambda model, _: model)
     table = torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(0))
     ids = torch.ones(2, 7, dtype=torch.long)

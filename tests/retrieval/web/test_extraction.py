@@ -29,7 +29,7 @@ def children() -> set[int]:
     """The processes that extract texts."""
     found: set[int] = set()
     for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has already ended
             if any("page_text" in word for word in child.cmdline()):
                 found.add(child.pid)
     return found

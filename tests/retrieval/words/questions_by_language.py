@@ -46,7 +46,7 @@ QUESTIONS = {
         ("วัคซีนป้องกันเด็กจากโรคหัด", "อะไรป้องกันโรคหัด"),
         ("รัฐสภาเลือกประธานาธิบดีทุกห้าปี", "ใครเลือกประธานาธิบดี"),
     ),
-    # Words that differ in their vowel signs alone: banana, fort, nail, porter, fair, garland ...
+    # Words that differ only in their vowel signs: banana, fort, nail, porter, fair, garland ...
     "hi": (
         ("केला पेड़ पर पकता है।", "केला कहाँ पकता है?"),
         ("किला पहाड़ पर बना है।", "किला कब बना?"),

@@ -64,7 +64,7 @@ def test_shares_leave_out_what_has_no_language():
 @pytest.mark.parametrize(
     ("language", "codes", "complaint"),
     [
-        ("en", "en zh th hi", None),  # cut by script, whatever the language
+        ("en", "en zh th hi", None),  # split by script, whatever the language
         ("en", "en en en de", "cut for --language en, but the corpus is en 75%, de 25%"),
         ("en", "en en en de", "an index for each of them finds more"),
         ("en", "ru", "the corpus is ru 100% (--language ru fits it better)"),

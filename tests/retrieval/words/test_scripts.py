@@ -35,7 +35,7 @@ def test_chinese_japanese_and_korean_are_cut_into_pairs():
 
 
 def test_thai_lao_khmer_and_burmese_are_cut_into_triples():
-    assert words_by_script("แมวดำ") == ["แมว", "มวด", "วด\u0e4d", "ด\u0e4dา"]  # NFKC parts the am
+    assert words_by_script("แมวดำ") == ["แมว", "มวด", "วด\u0e4d", "ด\u0e4dา"]  # NFKC splits the am
     assert words_by_script("แม ๑๒") == ["แม", "๑๒"]
     assert words_by_script("ລາວ ខ្មែរ") == ["ລາວ", "ខ្ម", "្មែ", "មែរ"]
     assert words_by_script("မြန်") == ["မြန", "ြန်"]

@@ -108,7 +108,7 @@ async def test_an_endpoint_that_refuses_whatever_is_asked_is_gone(fault: Any, nu
     """It had answered once: each later episode was lost, and counted as wrong, to the end."""
     with serving(ModelServer()) as server:
         client = EndpointClient(settings(server), backoff_s=0.001)
-        for num_lost in (3, 7):  # an answer in between begins the count anew
+        for num_lost in (3, 7):  # an answer in between restarts the count
             assert (await ask(client)).text
             server.faults.extend(fault() for _ in range(num_requests))
             for _ in range(num_lost):

@@ -84,7 +84,7 @@ async def run_steps(max_staleness: int, num_steps: int) -> tuple[list[list[Group
     for step in range(num_steps):
         steps.append(list((await groups.next_groups(step)).chosen))
         log.append(f"train {step}")
-        await settle()  # the trainer works, the rollout goes on
+        await settle()  # the trainer works, the rollout continues
         published = step + 1
         log.append(f"publish {published}")
     await groups.close()

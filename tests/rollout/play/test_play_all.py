@@ -28,7 +28,7 @@ async def test_an_episode_that_waits_blocks_no_other():
     )
     await settle()
     for key in ("job-1", "job-2", "job-3", "job-4"):
-        stage.finish(key)  # job-0 waits for its search all the while
+        stage.finish(key)  # job-0 is still waiting for its search
         await settle()
     assert stage.ended == ["job-1", "job-2", "job-3", "job-4"]
     stage.finish("job-0")

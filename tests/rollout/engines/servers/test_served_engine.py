@@ -89,7 +89,7 @@ async def test_a_server_that_was_left_so_is_not_asked_to_sample(dropped: set[str
         tree = {"model": model, "placement": {"engine": engine}, "rollout": {"num_alternatives": 2}}
         config = build_config({**tree, "environment": {"max_tokens": 1000}})
         addresses, tokenizer = Addresses((server.url,)), load_tokenizer(config.model)
-        # The stand-in has no tokenizer, so whoever asks it to sample refuses it.
+        # The stand-in has no tokenizer, so it refuses to sample.
         async with open_engine(config, tokenizer, None, addresses):
             assert not server.turns
 

@@ -84,7 +84,7 @@ async def test_adapters_travel_alone_and_turns_in_flight_go_on_with_the_new_ones
     try:
         await turn()
         completion = await turn()
-        while len({*completion.versions_T}) == 1:  # it may end before the update comes
+        while len({*completion.versions_T}) == 1:  # it may end before the update arrives
             begun = await in_flight(engine, server, f"in flight at {version}")
             await publish()
             completion = await begun

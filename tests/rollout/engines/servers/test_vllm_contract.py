@@ -114,7 +114,7 @@ class Asker:
         if not reply.headers.get("content-type", "").startswith("application/json"):
             return reply.text
         document = reply.json()
-        if status in (400, 500):  # where Forage reads why
+        if status in (400, 500):  # which Forage reads for the reason
             assert isinstance(document["error"]["message"], str)
         return document
 
@@ -265,7 +265,7 @@ async def test_sleep_aborts_turns_and_ends_when_both_parts_are_woken(server: Ask
     choice = await turn
     assert (choice["finish_reason"], choice["token_ids"]) == ("abort", [])
     assert choice["logprobs"] == {"content": []}
-    await server.post("/resume")  # turns would meet layers without weights now
+    await server.post("/resume")  # turns would now meet layers without weights
     for part, is_asleep in (("weights", True), ("kv_cache", False)):
         assert await server.is_asleep()
         status = (await server.post(f"/wake_up?tags={part}"))["status"]

@@ -66,7 +66,7 @@ async def test_turns_in_flight_go_on_under_the_new_weights_over_keys_computed_an
     """Each token carries the version that sampled it, and has that version's log-probability."""
     async with served() as it:
         completions: list[Completion] = []
-        while not completions:  # on a busy machine turns may end before the update comes
+        while not completions:  # on a busy machine turns may end before the update arrives
             completions = await completions_across_an_update(it)
         for completion in completions:
             first, second = it.version - 1, it.version
@@ -136,7 +136,9 @@ async def test_an_update_that_ends_half_way_leaves_a_server_that_takes_the_next_
         it.change()
         await half_an_update(it)
         await it.server.abandon_update()
-        await it.engine.generate(PROMPT, ask("between"))  # of half new weights, but it lives
+        await it.engine.generate(
+            PROMPT, ask("between")
+        )  # with half of the new weights, but it is alive
         await it.publish()
         completion = await it.engine.generate(PROMPT, ask("after"))
         assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
@@ -151,7 +153,7 @@ async def test_a_trainer_that_vanishes_in_a_broadcast_is_an_error_in_time_and_no
         assert bucket is not None
         started = asyncio.get_running_loop().time()
         with pytest.raises(Exception, match="failed to receive weights"):
-            await it.server.receive(bucket)  # and nothing is sent
+            await it.server.receive(bucket)  # without any data
         assert asyncio.get_running_loop().time() - started < 20
         await it.server.abandon_update()
         await it.server.resume()
@@ -167,7 +169,7 @@ async def test_an_update_that_a_killed_run_left_open_does_not_end_the_server_of_
     async with served() as it:
         await it.server.pause()
         await half_an_update(it)
-        it.sender.leave()  # the trainer is gone
+        it.sender.leave()  # the trainer has gone
     config = served_config(Path("none"), real_server())
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
     async with (

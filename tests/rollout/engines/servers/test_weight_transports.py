@@ -100,7 +100,7 @@ async def test_vllms_own_load_of_files_is_for_servers_without_the_receiver_alone
     [
         ({"model.layers.0.q_proj": [0.501, -0.25]}, None),  # as bfloat16 has it
         ({"model.layers.0.q_proj": [0.5]}, None),  # a worker with fewer rows
-        ({}, None),  # of layers that are quantized nothing is told
+        ({}, None),  # quantized layers are not reported
         ({"model.layers.0.v_proj": [0.125, 2.1]}, "v_proj has 2.1 there but 2 here .restart"),
     ],
 )
@@ -191,7 +191,7 @@ async def test_a_disk_that_gets_full_is_an_error_of_the_users_and_no_half_folder
     def write(folder: Path) -> None:
         folder.mkdir()
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # as a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # simulates a full disk
         try:
             save_file({"weight": torch.zeros(100_000)}, folder / "model.safetensors")
         finally:

@@ -26,7 +26,7 @@ async def test_a_server_serves_from_its_first_update_on_and_goes_on_after_each()
             await it.publish(4)
             assert it.pool.num_updates == 2
     once = ["/pause", "/start_weight_update", "/finish_weight_update"]
-    # A server of the user's may hold keys of another run: the first update always drops them.
+    # A user's server may hold keys of another run: the first update always drops them.
     assert server.notes == [*once, "/reset_prefix_cache", "/resume", *once, "/resume"]
 
 

@@ -111,7 +111,7 @@ def test_a_full_pass_takes_only_what_is_nearly_certain():
     drafts = [guesses(0.95, 0.6)] * 96
     assert useful_draft_lengths(drafts, 96, 24) == [1] * 96
     assert useful_draft_lengths([guesses(0.75)] * 96, 96, 24) == [0] * 96
-    # The same episodes beside observations of 1,000 tokens: the pass is long anyway.
+    # The same episodes next to observations of 1,000 tokens: the pass is long anyway.
     assert useful_draft_lengths(drafts, 1096, 24) == [2] * 96
 
 
@@ -153,7 +153,7 @@ async def test_an_episode_played_again_has_the_same_bits_in_fewer_passes(
         second = engine.counters
     if second.drafted_tokens == 0:
         pytest.skip("rows depend on their company here: shapes are fixed, and nothing is drafted")
-    # A guess needs its context: after an observation, the first tokens are sampled without.
+    # A draft needs its context: after an observation, the first tokens are sampled without one.
     assert second.decode_steps - first.decode_steps <= 20
     assert second.accepted_tokens - first.accepted_tokens >= 40
     assert second.sampled_tokens == 2 * first.sampled_tokens == 120
@@ -169,7 +169,7 @@ async def test_a_turn_that_ends_at_a_guess_takes_no_token_after_it():
             engine.release("0/q/0")
             until_stop = sampling(max_tokens=30, stop_ids=(whole.token_ids_T[20],))
             stopped = await engine.generate(prompt, until_stop)
-            # What was computed beyond the end is not taken for the observation's keys and values.
+            # Values computed beyond the end are not used as the observation's keys and values.
             after = [*prompt, *stopped.token_ids_T, *tokens(3, 20)]
             played.append((whole, stopped, await engine.generate(after, sampling(max_tokens=10))))
             has_drafted = engine.counters.accepted_tokens > 0

@@ -160,11 +160,11 @@ async def test_a_crash_in_the_worker_reaches_every_caller():
 
 async def test_a_crash_leaves_no_thread_of_the_forward_pass(monkeypatch: pytest.MonkeyPatch):
     """Only an orderly close shut the pool down: a crashed engine's threads continued."""
-    monkeypatch.setattr(packed_forward, "min_part_cost", lambda *_: 1)  # a part for each thread
+    monkeypatch.setattr(packed_forward, "min_part_cost", lambda *_: 1)  # one part per thread
     model = make_model()
     before = set(threading.enumerate())
     async with running_engine(model, num_threads=2) as engine:
-        # Past the passes that choose how to pass, which need no threads.
+        # Past the passes that choose the method, which need no threads.
         gate = _Gate(model, ZeroDivisionError("a bug in the model"), num_passing=14)
         gate.open()
         turns = [

@@ -90,7 +90,7 @@ def test_a_drafted_token_gives_the_bits_that_it_gives_when_it_is_known():
             Stretch(slot, 50, episodes[slot][50 : 51 + count], count)
             for slot, count in drafts.items()
         ]
-        # beside them one that has its observation computed
+        # next to them one whose observation is being computed
         logits_BV = forward([stretches[0], Stretch(7, 0, tokens(7, 33)), *stretches[1:]])
     forward.close()
     expected = [

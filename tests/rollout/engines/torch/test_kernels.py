@@ -26,7 +26,7 @@ HALF = torch.float16 if IS_INTERPRETED else torch.bfloat16
 """The interpreter multiplies with NumPy, which has no bfloat16."""
 DTYPES = {torch.float32: 2e-6, HALF: 2e-2}
 NUM_SLOTS, CAPACITY = 7, 1600
-if IS_INTERPRETED:  # it takes seconds for each of the larger ones
+if IS_INTERPRETED:  # the larger ones take seconds each
     SHAPES = SHAPES[:2] + SHAPES[4:5]
 
 
@@ -50,7 +50,7 @@ def test_single_tokens_attend_as_the_definition_says(
     num_heads, num_kv_heads, dim = shape
     found, expected = (filled_cache(num_kv_heads, dim, dtype) for _ in range(2))
     positions = torch.tensor([0, 63, 64, 511, 512, 1599, found.scratch], device=DEVICE)
-    # as the model gives them: heads first, and then turned
+    # as the model returns them: heads first, then transposed
     query = random(num_heads, NUM_SLOTS, dim, dtype=dtype).transpose(0, 1)
     key = random(num_kv_heads, NUM_SLOTS, dim, dtype=dtype).transpose(0, 1)
     value = random(num_kv_heads, NUM_SLOTS, dim, dtype=dtype).transpose(0, 1)
@@ -70,7 +70,7 @@ def test_blocks_of_tokens_attend_as_the_definition_says(
     num_heads, num_kv_heads, dim = shape
     found, expected = (filled_cache(num_kv_heads, dim, dtype) for _ in range(2))
     scratch, num_tokens = found.scratch, 4 * QUERY_BLOCK
-    # two blocks of one slot, one with 5 tokens of another, and one that nobody uses
+    # two blocks of one slot, one with 5 tokens of another, and one that is unused
     slots = torch.tensor([3] * 2 * QUERY_BLOCK + [5] * QUERY_BLOCK + [0] * QUERY_BLOCK)
     own = [*range(700, 700 + 2 * QUERY_BLOCK), *range(5), *([scratch] * (2 * QUERY_BLOCK - 5))]
     lengths = [700 + QUERY_BLOCK, 700 + 2 * QUERY_BLOCK, 5, 0]

@@ -247,7 +247,7 @@ def test_the_nucleus_does_not_depend_on_the_order_in_which_its_mass_is_added(
     """A GPU scans one row with another kernel than several; a last bit then let a token in."""
     generator = torch.Generator().manual_seed(0)
     logits_BV = torch.randn(64, 3000, generator=generator)
-    # Where the limit is the mass before a token, its last bit decides.
+    # If the limit is the mass before a token, its last bit decides.
     ordered_BV = torch.softmax(logits_BV, dim=-1).sort(dim=-1, descending=True).values
     top_p_B = ordered_BV.cumsum(dim=-1)[:, 1500]
     arguments = (logits_BV, torch.ones(64), top_p_B, 3000)

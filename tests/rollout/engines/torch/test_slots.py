@@ -76,7 +76,7 @@ def test_a_decoded_token_attends_to_its_own_slot_and_to_nothing_after_it():
     cache = new_cache()
     sequences = {slot: random_sequence(90, seed=slot) for slot in (1, 2)}
     for slot, sequence in sequences.items():
-        prefill(cache, slot, sequence, 0, 90)  # what stands after the position is stale
+        prefill(cache, slot, sequence, 0, 90)  # what comes after the position is stale
     rows = {1: (sequences[1], 40), 2: (sequences[2], 71)}
     out = decode(cache, slice(0, 3), rows)
     for slot, (sequence, position) in rows.items():
