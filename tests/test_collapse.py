@@ -150,7 +150,7 @@ def test_a_reward_to_be_had_without_right_answers_is_told_before_exact_match_fal
     rows, ems = read_metrics(hacked_run.output_dir), exact_matches(hacked_run)
     alarms, fall = alarms_of(hacked_run), fall_of(ems)
     first = alarms[0]
-    # Its correct episodes become less likely with the same step: both signs appear, in either order.
+    # Its correct episodes become less likely with the same step: both signs appear, in any order.
     assert "health/misranked" in {alarm.signal for alarm in alarms if alarm.step == first.step}
     assert first.step < fall < len(ems)
     assert ems[first.step] > max(ems) / 2

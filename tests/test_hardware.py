@@ -165,10 +165,7 @@ def test_an_inexact_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch):
     [
         ({1: 1.0, 2: 0.5, 4: 0.2}, 4),
         ({1: 1.0, 2: 0.5, 4: 0.6}, 2),
-        (
-            {1: 1.0, 2: 0.95, 4: 0.95},
-            1,
-        ),  # less than a tenth faster: the other cores have other work
+        ({1: 1.0, 2: 0.95, 4: 0.95}, 1),  # less than a tenth: the other cores have other work
         ({1: 1.0, 2: 3.0, 4: 9.0}, 1),
     ],
 )

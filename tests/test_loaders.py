@@ -7,7 +7,7 @@ import pytest
 
 from tests.test_imports import trees
 
-# Messages between our own processes, on pipes that they alone hold.
+# Messages between our own processes, on pipes that no other process has.
 OWN_PICKLES = {
     "forage/cluster/ray_ranks.py",
     "forage/retrieval/words/count_processes.py",

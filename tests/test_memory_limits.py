@@ -170,7 +170,7 @@ def test_a_run_whose_longest_sequence_no_longer_fits_is_saved_and_goes_on_later(
     def free(device: str) -> int:
         nonlocal num_looks
         num_looks += 1
-        return 10**12 if num_looks <= 2 * 3 else 0  # a step looks twice
+        return 10**12 if num_looks <= 2 * 3 else 0  # a step checks twice
 
     with monkeypatch.context() as patch:
         patch.setattr(micro_batches, "free_memory", free)

@@ -50,7 +50,7 @@ async def test_several_updates_of_a_step_are_one_update_of_the_engine():
     assert engine.notes == ["held"]
     await weights.publish()
     assert engine.notes == ["held", "version 3"]
-    await weights.publish()  # where nothing was learnt, too
+    await weights.publish()  # even if nothing was learned
     assert engine.notes == ["held", "version 3", "held", "version 3"]
 
 

@@ -31,12 +31,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_logging_stays_as_it_wa
 RISE = 0.1
 """The minimum rise of the mean reward from the first step to the last two steps."""
 
-# Keys that a run leaves to its plan, to an evaluation or to a report, and one that is read when a
-# right answer has too many tags (tests/rewards turns it): no episode of the small model has.
+# Keys that a run leaves to its plan, to an evaluation or to a report, and one that is read if a
+# correct answer has too many tags (see tests/rewards), which no episode of the small model has.
 NOT_READ_IN_TRAINING = (
     *("name", "placement.", "data.test", "evaluation.", "search.corpora"),
     "reward.many_answers_factor",
-    "environment.max_reply_characters",  # with the dialect verl, which the small model cannot read
+    "environment.max_reply_characters",  # for the dialect verl, which the small model cannot read
 )
 
 

@@ -13,7 +13,7 @@ from forage.config.run_config import RunConfig, load_config
 from tests.config.test_run_config import FORAGE, attributes_read, leaf_keys
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-# One shows the loop on real text; the other's reward is a judge, which no test has.
+# One shows the loop on real text; the other's reward is a judge, which the tests do not have.
 WITHOUT_TWIN = ("xquad", "browsecomp-plus")
 RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem not in WITHOUT_TWIN)
 TWINS = sorted(path.stem for path in (CONFIGS / "cpu").glob("*.yaml") if path.stem != "small")
@@ -132,10 +132,10 @@ MODELS = {
     "rlinf-3b": "Qwen/Qwen2.5-3B-Instruct",
 }
 
-# What makes a twin small. Everything else is its recipe's.
+# The changes that make a twin small. Everything else is its recipe's.
 MODEL_AND_DATA = (
     *("model.", "data.", "search.url", "search.corpora"),
-    # What the small model was started with.
+    # The settings of the small model's warm start.
     *("environment.prompt", "environment.dialect", "environment.max_reply_characters"),
 )
 SIZES = (

@@ -75,7 +75,7 @@ def round_trip(episode: Episode) -> Episode:
     return episode_from_json(json.loads(json.dumps(episode_to_json(episode))))
 
 
-# Any text, lone surrogates included: passages are what they are.
+# Any text, including lone surrogates: passages may contain anything.
 any_text = st.text(st.characters(exclude_categories=()))
 
 

@@ -96,7 +96,7 @@ def test_what_was_played_alone_is_learnt_as_if_it_had_been_learnt_at_once(tmp_pa
     assert finished in " ".join(done.stderr.split())
     assert not (played / "checkpoints").exists()
     of_step_0 = [row for row in episodes_of(run) if row["step"] == 0]
-    for row in of_step_0:  # played alone, nothing was weighed
+    for row in of_step_0:  # if it was only played, nothing was credited
         del row["advantages"]
     assert episodes_of(played)[: len(of_step_0)] == of_step_0
     assert {record.step for record in read_episodes(played / "episodes.jsonl")} == {0, 1}

@@ -142,7 +142,7 @@ def test_a_notebooks_kernel_trains_leaves_the_loop_and_lives_on(
 ):
     """In a real kernel the first step raised RuntimeError, then the process aborted."""
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "jupyter"))  # nothing of the user's own
+        monkeypatch.setenv(name, str(tmp_path / "jupyter"))  # no files of the user
     write_kernel_spec(str(tmp_path / "jupyter" / "kernels" / "forage"))
     root = str(Path(forage.__file__).parents[1])
     manager, client = start_new_kernel(

@@ -146,7 +146,7 @@ def test_a_retriever_that_stays_away_ends_the_run_with_a_checkpoint(
     }
     with ServerProcess(world_dir() / "index") as server:
         search = {**IMPATIENT, "url": server.url, "startup_timeout_s": 1}
-        # A step of which nothing could be learnt waits for the retriever, but not for ever.
+        # A step from which nothing could be learned waits for the retriever, but not for ever.
         with nullcontext() if is_trained_on else suppress(UserError):
             run_training(make_config(out, search=search, rollout=rollout), resume=False)
     rows = metrics_of(out)

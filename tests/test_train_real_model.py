@@ -31,7 +31,7 @@ def test_two_steps_of_smollm2_where_its_package_is_installed(tmp_path: Path):
         model={"path": str(base)},
         environment={"max_turn_tokens": 24, "max_observation_tokens": 80, "max_tokens": 640},
         placement={"engine": {"num_slots": 8, "tile_rows": 8, "prefill_bucket": 16}},
-        # Rewards are all alike as long as it finds nothing: the entropy has a gradient then, too.
+        # Rewards are all equal as long as it finds nothing, but the entropy still has a gradient.
         algorithm={"entropy_coefficient": 0.01},
         trainer={"num_steps": 2, "group_size": 2, "learning_rate": 1e-4, "warmup_steps": 0},
     )

@@ -71,7 +71,7 @@ def test_a_run_that_was_killed_and_resumed_is_the_run_that_was_not(tmp_path: Pat
     recipe = recipe_into(out)
     child = start_forage("train", recipe)
     wait_for(out / "checkpoints" / "step_000002", child)
-    wait_for(out / "episodes.jsonl", child, num_lines=2 * 8 + 1)  # more than the checkpoint knows
+    wait_for(out / "episodes.jsonl", child, num_lines=2 * 8 + 1)  # more than the checkpoint has
     child.kill()
     child.communicate()
     assert child.returncode == -signal.SIGKILL
@@ -162,7 +162,7 @@ def test_a_second_ctrl_c_ends_a_run_that_writes_a_checkpoint_which_then_is_none(
     command = [sys.executable, "-c", _WRITES_CHECKPOINTS_SLOWLY, str(recipe)]
     child = subprocess.Popen(command, stdout=DEVNULL, stderr=PIPE, text=True)
     wait_for(out / "checkpoints" / "step_000002", child)
-    wait_for(out / "episodes.jsonl", child, num_lines=2 * 8 + 1)  # more than the checkpoint knows
+    wait_for(out / "episodes.jsonl", child, num_lines=2 * 8 + 1)  # more than the checkpoint has
     child.send_signal(signal.SIGINT)
     assert child.stderr is not None
     assert any("a second Ctrl-C ends the run at once" in line for line in child.stderr)
@@ -351,7 +351,7 @@ def test_episodes_that_were_ahead_of_a_checkpoint_are_those_of_the_resumed_run(t
     for key, episode in ahead.items():
         assert episode in played[int(key.partition("/")[0])]
 
-    # As if it had been killed after that checkpoint, with every episode of step 4 over.
+    # As if it had been killed after that checkpoint, with every episode of step 4 finished.
     marked = {f"4/{e.question.id}/{e.member}": replace(e, seconds=12345.0) for e in played[4]}
     shutil.rmtree(steps[6])
     rows = (EpisodeRecord(4, key, episode) for key, episode in (ahead | marked).items())

@@ -28,9 +28,9 @@ FORAGE = (sys.executable, "-m", "forage")
 SHIPPED_MODEL = Path(__file__).parents[1] / "forage" / "warm" / "model"
 WORLD_SIZE = 300
 MAX_TOKENS = 384
-# Queries that wait together travel together, and episodes that were played teach what to guess for
-# others: both are for the clock to say.
-# A query that two episodes ask at once is in the cache for the second if the reply came first.
+# Queries that wait together are sent together, and finished episodes provide drafts for others:
+# both depend on timing.
+# If two episodes send the same query, it is cached for the second if the reply came first.
 BY_THE_CLOCK = (
     "rollout/drafts_accepted",
     "rollout/tokens_per_s",
@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
     "search": {"topk": 2, "timeout_s": 5, "deadline_s": 10, "startup_timeout_s": 30},
     "rollout": {"temperature": 0.7, "max_concurrent_episodes": 16},
     "placement": {"engine": {"num_slots": 16, "tile_rows": 8, "prefill_bucket": 16}},
-    # A tiny model answers nothing right: what it can learn is to answer at all, in the right form.
+    # A tiny model never answers correctly: it can learn to answer at all, in the right format.
     "reward": {"structure_score": 0.2, "final_format_score": 0.1},
     "trainer": {
         "num_steps": 4,

@@ -128,9 +128,7 @@ async def test_with_tools_the_transcript_is_what_the_template_writes(name: Name)
         make_protocol("tools", player.codec).schemas,
     )
     decoded = player.codec.decode(engine.calls[1].token_ids)
-    if name.endswith(
-        "-base"
-    ):  # it did not end the turn itself: the call stopped at its closing tag
+    if name.endswith("-base"):  # it did not end the turn: the call stopped at its closing tag
         assert not decoded.count("<|endoftext|>")
     assert decoded == expected
 

@@ -86,9 +86,7 @@ def test_a_remnant_too_short_to_read_is_left_out():
     first = make_hits(("Rome", "Tiber."))
     length = len(build_observation(first, codec, 500).token_ids)
     both = make_hits(("Rome", "Tiber."), ("Long", "river " * 50), ("", ""))
-    for spare in range(
-        16
-    ):  # the third would fit, but its number would follow one that is not shown
+    for spare in range(16):  # the third would fit, but would follow one that is not shown
         assert build_observation(both, codec, length + spare).passage_ids == ("p0",)
     assert build_observation(both, codec, length + 30).passage_ids == ("p0", "p1")
 

@@ -72,7 +72,7 @@ def test_the_first_complete_action_decides(text: str, expected: object):
         ("<tool_call>{", "never closed"),
         (hermes("{"), "not valid JSON"),
         (hermes("[" * 100_000), "not valid JSON"),
-        # Python cannot read a number of 5,000 digits, which ended a run: a policy that repeats itself.
+        # Python cannot read a number of 5,000 digits, which ended a run with a repetitive policy.
         (hermes(call({"query_list": ["a"], "n": 7}).replace("7", "7" * 5000)), "not valid JSON"),
         (hermes("[]"), "its name is search"),
         (hermes(call({"query_list": ["a"]}, "browse")), "its name is search"),

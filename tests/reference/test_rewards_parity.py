@@ -22,7 +22,7 @@ def second_normalise(text: str) -> str:
     kept = "".join(character for character in text.lower() if character not in PUNCTUATION)
     runs: list[str] = []  # runs of word characters and single others, in order
     for character in kept:
-        # By the published rule a word consists of letters, digits and underscores; the rest separates.
+        # By the published rule a word is letters, digits and underscores; the rest separates.
         is_word = character.isalnum()
         if is_word and runs and runs[-1][-1].isalnum():
             runs[-1] += character

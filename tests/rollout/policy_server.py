@@ -282,9 +282,7 @@ class PolicyServer:
         method, kwargs = body["method"], body.get("kwargs", {})
         if method not in METHODS or method in self.without:
             raise HTTPException(500, f"{said} Method {method!r} is not implemented.")
-        if (
-            method != "receiver_version"
-        ):  # which is requested before a run and is not a step of an update
+        if method != "receiver_version":  # which is requested before a run
             self.notes.append(method)
         if method == self.broken:
             raise HTTPException(500, "it is broken")
@@ -293,9 +291,7 @@ class PolicyServer:
         self._change_weights(method, kwargs)
         answers: dict[str, Any] = {"check_weights": self.misfits, "name_gpu": self.gpu}
         answers |= {"get_model_inspection": self.drawing, "first_columns": self.columns}
-        answers["receiver_version"] = str(
-            self.receiver
-        )  # anything but a list, object or null is text
+        answers["receiver_version"] = str(self.receiver)  # anything but JSON types is text
         return {"results": [answers.get(method)]}
 
     def _change_weights(self, method: str, kwargs: dict[str, Any]) -> None:

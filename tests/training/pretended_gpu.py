@@ -38,7 +38,7 @@ class OnGpu(Tensor):
         said.held = held
         return said
 
-    # As torch's own subclasses have it; its stub leaves the class out.
+    # As in torch's own subclasses; its stub leaves the class out.
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     @classmethod
@@ -78,7 +78,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     there = [each for each in tree_leaves((args, kwargs)) if isinstance(each, OnGpu)]
     _check(func, args, kwargs, bool(there))
     if func is _aten._fused_sdp_choice.default:
-        return 0  # attention by its definition: the other kernels are of one device
+        return 0  # attention by its definition: the other kernels need one device
     plain_args, named = tree_map_only(OnGpu, lambda each: each.held, (tuple(args), dict(kwargs)))
     is_there = bool(there)
     if func in _BETWEEN_DEVICES or func in _BY_INDEX:
@@ -89,7 +89,9 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     result = func(*plain_args, **named)
     if not is_there:
         return result
-    known = {id(each.held): each for each in there}  # what was changed in place stays itself
+    known = {
+        id(each.held): each for each in there
+    }  # a tensor changed in place stays the same object
 
     def said(each: Tensor) -> Tensor:
         return known[id(each)] if id(each) in known else OnGpu(each)
@@ -102,7 +104,7 @@ def _check(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_any_the
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     if func in _BETWEEN_DEVICES or not is_any_there:
         return
-    if func in _BY_INDEX:  # what is on a GPU may be indexed from the CPU
+    if func in _BY_INDEX:  # a tensor on a GPU may be indexed from the CPU
         tensors = [args[0]] if isinstance(args[0], OnGpu) else tensors
     here = [each for each in tensors if not isinstance(each, OnGpu) and each.ndim]
     if here:

@@ -108,7 +108,7 @@ def trainer_of(case: Case, placement: TrainerPlacement | None) -> Trainer:
     if case.has_adapters:
         lora.add_adapters(model, LoraConfig(rank=4), "base", seed=1)
         for name, weight in model.named_parameters():
-            if "lora_" in name:  # at first B is 0, and so would be the gradient of A
+            if "lora_" in name:  # B starts at 0, which would make the gradient of A 0
                 torch.manual_seed(2)
                 weight.data = 0.1 * torch.randn(weight.shape, dtype=case.dtype)
     if case.checkpoints_activations:

@@ -43,7 +43,7 @@ def learn(model: PreTrainedModel, *lengths: int) -> tuple[Tensor, list[Tensor]]:
 def test_compiled_layers_have_the_log_probabilities_and_gradients_of_the_others(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch
 ):
-    # without a compiler for C++, which is not on every machine
+    # without a C++ compiler, which not every machine has
     monkeypatch.setattr("forage.training.logprobs.BACKEND", "aot_eager")
     plain, compiled = make_model(architecture), make_model(architecture)
     attention.install(plain)

@@ -364,7 +364,7 @@ def learn(
     credit = Credit(algorithm, train_on_failed_searches=False, baseline=0.25)
     views_P = [[look(algorithm, view) for view in views] for views in credit.uncredited(groups)]
     flat = [view for views in views_P for view in views]
-    if algorithm.needs_recomputed_logprobs and flat:  # as the trainer does
+    if algorithm.needs_recomputed_logprobs and flat:  # like the trainer
         trainer = [
             view.old_logprobs_M - 0.5 + made_up(token_ids_of(view.episode), 1) for view in flat
         ]

@@ -110,7 +110,7 @@ def test_updates_without_a_finite_gradient_are_left_out_and_counted_before_they_
         assert torch.equal(weight, before[name]), name
     assert trainer.step(batch())["critic/skipped"] == 0
     assert not torch.equal(trainer.critic.head.weight, before["head.weight"])
-    for _ in range(2):  # only those in a row count
+    for _ in range(2):  # only consecutive ones count
         trainer.step(bad)
     said = r"lower algorithm.advantage.critic.learning_rate \(2 updates before it were left out"
     with pytest.raises(FloatingPointError, match=said):

@@ -128,7 +128,7 @@ def test_an_offloaded_part_is_gathered_on_the_gpu_of_its_rank(
 ):
     """It was gathered from host memory, over gloo."""
     handle = SimpleNamespace(device_count=lambda: 1, is_initialized=lambda: True)
-    monkeypatch.setattr(torch, "meta", handle, raising=False)  # as torch.cuda is for a GPU
+    monkeypatch.setattr(torch, "meta", handle, raising=False)  # like torch.cuda for a GPU
     dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("meta", (1,))

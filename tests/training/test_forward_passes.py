@@ -156,7 +156,7 @@ def test_a_veto_alone_needs_no_weights():
     assert not vetoed.is_kept_M.any()
     assert kept.is_kept_M.all()
     assert metrics["correction/vetoed_sequences"] == 0.5
-    # Without decoupling the loss's ratio stays the one to the sampler.
+    # Without decoupling the loss's ratio is the one to the sampler.
     assert torch.equal(vetoed.old_logprobs_M, first.old_logprobs_M)
 
 

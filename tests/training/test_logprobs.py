@@ -110,4 +110,4 @@ def test_no_more_logits_than_a_chunk_are_held_at_a_time(monkeypatch: pytest.Monk
     sizes = {shape[0] for shape in shapes}
     assert max(sizes) <= 5
     assert min(sizes) >= max(sizes) - 1, "a short last chunk has the last bits of another kernel"
-    assert len(shapes) == 2 * -(-len(values) // 5)  # once forward, once again for the backward
+    assert len(shapes) == 2 * -(-len(values) // 5)  # once forward, once for the backward pass

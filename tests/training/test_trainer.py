@@ -254,7 +254,7 @@ def test_the_weights_after_a_step_do_not_depend_on_the_micro_batches():
     step(many, batch_of(EPISODES, ADVANTAGES, max_tokens=180))
     for name, weight in one.model.state_dict().items():
         # AdamW's first step is near learning_rate times the gradient's sign: rounding may flip it
-        # where the gradient is nothing but rounding.
+        # if the gradient is only rounding.
         difference = (weight - many.model.state_dict()[name]).abs()
         assert (difference > 1e-6).float().mean() < 0.01, name
 
@@ -458,7 +458,7 @@ def test_updates_without_a_finite_gradient_are_left_out_and_counted_before_they_
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(weight, before[name]), name
     assert trainer.step(batch_of(EPISODES, ADVANTAGES), nullcontext())["optimizer/skipped"] == 0
-    for _ in range(2):  # only those in a row count
+    for _ in range(2):  # only consecutive ones count
         trainer.step(bad, nullcontext())
     with pytest.raises(FloatingPointError, match="2 updates before it were left out"):
         trainer.step(bad, nullcontext())

@@ -240,7 +240,7 @@ def test_the_rate_rises_stays_and_falls_nearly_to_nothing():
     assert 0.0 < rates[-1] < 0.1
 
 
-# Reading is judged by what only a passage tells, and by nothing else.
+# Reading is judged only by what a passage alone contains.
 
 INFORMATION = "\n\n<information>Doc 1(Title: Rome) On the Tiber.</information>\n\n"
 

@@ -38,7 +38,7 @@ def visit(url: str, profile: Path, script_ms: int = 0) -> Visit:
 
     ``script_ms`` is for pages that fetch after loading: how long, by the page's own clock.
     """
-    # A budget of 0 is no budget: some versions of Chromium then never come back.
+    # A budget of 0 is no budget: some versions of Chromium then never return.
     budget = [f"--virtual-time-budget={script_ms}"] if script_ms else []
     shown = _run(profile, *budget, "--dump-dom", url)
     console = tuple(line for line in shown.stderr.splitlines() if "CONSOLE" in line)

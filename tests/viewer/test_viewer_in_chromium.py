@@ -254,7 +254,7 @@ def test_a_run_that_goes_on_is_followed_without_reloading(
         expect(row).to_contain_text("417")
         assert page.evaluate("document.body.dataset.same") == "page"
         assert page.get_by_label("Curves of live").is_checked()
-        page.goto("about:blank")  # so that nothing is asked of a server that has ended
+        page.goto("about:blank")  # so that no server is contacted after its end
 
 
 def test_keys_lead_through_the_episodes(page: Page, address: str) -> None:
@@ -359,7 +359,7 @@ def test_no_page_scrolls_sideways(browser: Browser, address: str, width: int) ->
         "/evaluation?run=one&file=evaluation/after.json",
     ):
         page.goto(address + path)
-        # A model may be a long path, which has no place to break by itself.
+        # A model may be a long path without a place to break.
         page.locator(".lede").evaluate_all(
             "all => all.forEach((p) => p.append('/path'.repeat(20)))"
         )

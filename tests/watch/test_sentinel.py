@@ -26,7 +26,7 @@ def watch(signal: str, values: list[float], **settings: Any) -> list[Alarm]:
     ]
 
 
-# signal, what is normal, a value beyond the default limit, one within, the knob that lets it pass
+# signal, normal value, a value beyond the default limit, one within, the knob that allows it
 SIGNS = [
     ("health/correct_logprob", -0.4, -0.81, -0.79, {"surprise_growth": 2.1}),
     ("health/correct_logprob", -0.01, -0.031, -0.029, {"likelihood_drop": 0.03}),

@@ -88,7 +88,7 @@ async def test_wandb_keeps_metrics_a_table_and_artifacts_of_a_run_that_is_resume
     config = config_for(tmp_path, "wandb", artifacts=True)
     await track(config, range(2))
     first, second = ids(tmp_path)["wandb"], int(time.time())
-    until(lambda: int(time.time()) > second)  # directories of offline runs are named by the second
+    until(lambda: int(time.time()) > second)  # offline runs' directories are named by the second
     await track(config, range(2, 3))
     assert ids(tmp_path) == {"wandb": first}
 
@@ -96,7 +96,7 @@ async def test_wandb_keeps_metrics_a_table_and_artifacts_of_a_run_that_is_resume
         files = sorted(tmp_path.glob(f"wandb/offline-run-*-{first}/run-{first}.wandb"))
         return [record for file in files for record in wandb_records(file)]
 
-    # A process of wandb's writes, and may be busy with it when the run has ended here.
+    # A process of wandb's writes, and may still be busy when the run has ended here.
     until(lambda: sum(record.HasField("exit") for record in written()) == 2)
     records = written()
     rows = [
@@ -106,7 +106,7 @@ async def test_wandb_keeps_metrics_a_table_and_artifacts_of_a_run_that_is_resume
     ]
     found = [(json.loads(row["step"]), json.loads(row["reward/mean"])) for row in rows]
     assert found == [(0, 0.0), (1, 0.25), (2, 0.5)]
-    assert not any("em/mean" in row for row in rows)  # no number
+    assert not any("em/mean" in row for row in rows)  # not a number
     tables = list(tmp_path.glob("wandb/offline-run-*/files/media/table/episodes_*.table.json"))
     assert len(tables) == 3
     table = json.loads(tables[0].read_text())
@@ -150,7 +150,7 @@ async def test_mlflow_keeps_metrics_a_table_and_artifacts_of_a_run_that_is_resum
 async def test_trackio_keeps_metrics_and_a_table_of_a_run_that_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read at import
     pytest.importorskip("trackio")
     storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
     config = config_for(tmp_path, "trackio", artifacts=True)

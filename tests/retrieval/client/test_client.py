@@ -162,9 +162,7 @@ async def test_a_fault_is_retried_and_then_a_typed_failure_that_is_not_cached(
     fault: faults.Behaviour, kind: FailureKind
 ):
     """A dropped connection was counted as refused, as if the server had replied."""
-    timeout_s = (
-        0.2 if fault is faults.hangs else 10
-    )  # the others answer, however busy the machine is
+    timeout_s = 0.2 if fault is faults.hangs else 10  # the others answer even on a busy machine
     async with (
         faults.running(fault) as server,
         client_of(server.url, timeout_s=timeout_s, deadline_s=40, max_retries=2) as client,

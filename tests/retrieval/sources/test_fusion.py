@@ -94,9 +94,7 @@ def test_depth_and_k_change_the_result_and_the_id():
     assert top(3, 60) == ["c", "b", "a", "x"]
     assert top(3, 0) == ["c", "a", "b", "x"]
     made = [Fused([first, second], *pair) for pair in [(1, 60), (3, 60), (3, 0)]]
-    made.append(
-        Fused([second, first], 3, 0)
-    )  # ties are ordered differently, so it is another source
+    made.append(Fused([second, first], 3, 0))  # other order of ties: another source
     assert len({source.id for source in made}) == 4
 
 

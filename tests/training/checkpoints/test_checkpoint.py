@@ -353,7 +353,7 @@ def test_what_is_written_later_is_what_was_there_when_it_was_begun(tmp_path: Pat
     load_checkpoint(write(), resumed)
     assert_same_weights(resumed, then)
     learn(resumed, 2)
-    assert_same_weights(resumed, trainer)  # the optimizer's states are of that moment, too
+    assert_same_weights(resumed, trainer)  # the optimizer's state is from that moment, too
 
 
 _HANGS = """
@@ -433,7 +433,7 @@ def test_updates_that_were_left_out_are_counted_on_after_a_resume(tmp_path: Path
     counts = {"skipped_in_a_row": 2, "critic_skipped_in_a_row": 2}
     assert resumed.progress().items() >= counts.items()
     old = {name: number for name, number in first.progress().items() if name not in counts}
-    resumed.load(path, old)  # as older versions wrote them
+    resumed.load(path, old)  # in the format of older versions
     assert resumed.progress() == old | dict.fromkeys(counts, 0)
 
 

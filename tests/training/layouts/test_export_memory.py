@@ -55,7 +55,7 @@ def test_the_peak_is_that_of_the_largest_tensor_and_not_of_the_model(
     largest = max(weight.nbytes for weight in model.parameters())
     del model
     arguments = [small, large, base_of_small, tmp_path / "base", tmp_path / "out"]
-    # Freed tensors go back at once: else the peak counts what the allocator keeps for later.
+    # Freed tensors are returned at once: otherwise the peak includes the allocator's reserve.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(64 * 1024)}
     measured = subprocess.run(
         [sys.executable, "-c", MEASURE, *map(str, arguments)],
@@ -66,5 +66,5 @@ def test_the_peak_is_that_of_the_largest_tensor_and_not_of_the_model(
     assert measured.returncode == 0, measured.stderr
     grown = int(measured.stdout)
     assert of_model > 40 * largest
-    # The tensor as it was read, the parts it is made of, and the one read back.
+    # The tensor as it was read, its parts, and the one read back.
     assert grown < 5 * largest, f"{grown} bytes for a largest tensor of {largest}"

@@ -30,7 +30,7 @@ def skyrl(out: Path) -> Path:
 
 def rlinf_whole(out: Path) -> Path:
     (out / "actor/model_state_dict").mkdir(parents=True)
-    # Spelt as RLinf spells it.
+    # In RLinf's spelling.
     torch.save(tiny("qwen3").state_dict(), out / "actor/model_state_dict/full_weigths.pt")
     return out
 

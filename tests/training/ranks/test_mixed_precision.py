@@ -66,7 +66,7 @@ def test_a_changed_weight_is_cast_anew():
         for parameter in mixed.parameters():
             parameter.mul_(1.5)
         kept, _ = token_logprobs(mixed, PACKED, WANTED, 1.0)
-    fresh, _ = token_logprobs(mixed, PACKED, WANTED, 1.0)  # with gradients nothing is kept
+    fresh, _ = token_logprobs(mixed, PACKED, WANTED, 1.0)  # with gradients nothing is cached
     assert not torch.equal(before, kept)
     assert torch.equal(kept, fresh.detach())
 

@@ -469,7 +469,7 @@ def test_ranks_that_find_no_way_to_each_other_say_so() -> None:
 def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended with torch's own error: no attribute _cuda_setDevice, or an invalid ordinal."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    # It would hold for this process, in which other tests count in denormal numbers.
+    # It would change this process, in which other tests use denormal numbers.
     monkeypatch.setattr(rank_processes, "compute_with", lambda _: None)
     place = RankPlace(1, 2, 2, "127.0.0.1", 9, "cuda", device_index=1, timeout_s=1.0)
     with pytest.raises(UserError, match=r"torch sees 1 GPUs and rank 1 needs GPU"):

@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "whole": {},
     "adapters": {"model": {"lora": {"rank": 2}}},
     "a critic and a reference": {"algorithm": PPO},
-    # Two ranks have a row each of a matrix of two rows.
+    # Two ranks have one row each of a matrix of two rows.
     "adapters and a critic": {"model": {"lora": {"rank": 2}}, "algorithm": PPO},
     "tensor parallelism, host memory": {
         "placement": {"trainer": {"num_ranks": 2, "tensor_parallel": 2, "offload": ["policy"]}}

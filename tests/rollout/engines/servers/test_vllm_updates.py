@@ -136,9 +136,7 @@ async def test_an_update_that_ends_half_way_leaves_a_server_that_takes_the_next_
         it.change()
         await half_an_update(it)
         await it.server.abandon_update()
-        await it.engine.generate(
-            PROMPT, ask("between")
-        )  # with half of the new weights, but it is alive
+        await it.engine.generate(PROMPT, ask("between"))  # half of the new weights, but it is alive
         await it.publish()
         completion = await it.engine.generate(PROMPT, ask("after"))
         assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
