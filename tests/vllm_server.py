@@ -24,9 +24,7 @@ START_S = 560.0
 
 needs_vllm = [
     pytest.mark.vllm,
-    pytest.mark.timeout(
-        900
-    ),  # the first test waits for the server, which takes minutes on busy cores
+    pytest.mark.timeout(900),  # the first test waits for the server: minutes on busy cores
     pytest.mark.skipif(
         not MADE.is_file(), reason="there is no vLLM here; make vllm builds its environment"
     ),

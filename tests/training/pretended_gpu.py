@@ -89,9 +89,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     result = func(*plain_args, **named)
     if not is_there:
         return result
-    known = {
-        id(each.held): each for each in there
-    }  # a tensor changed in place stays the same object
+    known = {id(each.held): each for each in there}  # a tensor changed in place stays itself
 
     def said(each: Tensor) -> Tensor:
         return known[id(each)] if id(each) in known else OnGpu(each)

@@ -43,9 +43,7 @@ def test_flat_groups_are_said_at_the_first_step_alone(caplog: pytest.LogCaptureF
     config = RunConfig.model_validate({"model": {"path": "m"}})
     flat = {"groups/flat": 1.0, "reward/mean": 0.0, "return/mean": 0.0, "advantage/abs_mean": 0.0}
     mixed = flat | {"groups/flat": 0.5, "advantage/abs_mean": 0.1}
-    by_turns = flat | {
-        "advantage/abs_mean": 0.1
-    }  # the episodes earn the same, but their turns do not
+    by_turns = flat | {"advantage/abs_mean": 0.1}  # the episodes earn the same, but not their turns
     none_learnable = {name: value for name, value in flat.items() if name != "return/mean"}
     for shares, expected in (
         *(([flat, flat], 1), ([mixed, flat], 0), ([{}], 0)),
