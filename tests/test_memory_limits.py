@@ -179,6 +179,6 @@ def test_a_run_whose_longest_sequence_no_longer_fits_is_saved_and_goes_on_later(
     assert len(read_metrics(config.output_dir)) == 3
     newest = latest_checkpoint(config.output_dir)
     assert newest is not None
-    assert newest.name == "step_000003", "beside those of every second step"
+    assert newest.name == "step_000003", "in addition to those of every second step"
     run_training(config, resume=True)
     assert_same_run(config.output_dir, whole.output_dir, [4])

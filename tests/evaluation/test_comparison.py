@@ -159,7 +159,7 @@ def test_an_ordinary_terminal_shows_every_figure_whole() -> None:
     bounds = em.difference.interval
     for figure in (em.first, em.second, em.difference.interval.mean, bounds.low, bounds.high):
         assert f"{figure:.3f}" in text
-    assert f"[{bounds.low:+.3f}, {bounds.high:+.3f}]" in text, "an interval stands on one line"
+    assert f"[{bounds.low:+.3f}, {bounds.high:+.3f}]" in text, "an interval is on one line"
 
 
 def test_two_methods_are_named_wherever_they_are_compared(tmp_path: Path) -> None:

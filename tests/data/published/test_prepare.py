@@ -47,7 +47,7 @@ def test_local_files_become_one_file_with_ids_that_cannot_clash(tmp_path: Path, 
     questions = read_questions(out)
     assert questions[0] == Question("bamboogle/test_0", "who 0?", ("A0",), "bamboogle")
     assert questions[NUM_BAMBOOGLE].id == "musique/test_0"
-    assert list(out.parent.iterdir()) == [out], "nothing is left beside it"
+    assert list(out.parent.iterdir()) == [out], "no other file remains"
 
 
 def test_parquet_is_written_where_the_name_says_so(tmp_path: Path, source: Path):

@@ -83,7 +83,7 @@ def contexts_of(episode: Episode) -> list[tuple[int, ...]]:
         if segment.origin is Origin.PROMPT:
             contexts.append(())
         elif not contexts:
-            assert not segment.token_ids_T, "only an empty turn stands before the first prompt"
+            assert not segment.token_ids_T, "only an empty turn may precede the first prompt"
             continue
         contexts[-1] += segment.token_ids_T
     return contexts

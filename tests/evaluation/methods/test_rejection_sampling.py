@@ -59,7 +59,7 @@ async def test_the_first_correct_episode_is_kept_else_the_first(
 ):
     episode = await kept(Candidates(*turns))
     assert episode.turns[-1].sampled == turns[candidate]
-    assert episode.member == 3, "it stands for the episode that was asked for"
+    assert episode.member == 3, "it replaces the requested episode"
     assert episode.is_trainable
 
 

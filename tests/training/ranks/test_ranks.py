@@ -444,7 +444,7 @@ def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gp
         tree = {"model": {"path": "a", "device": "cuda"}, "placement": placement}
         rank = trainer_rank.TrainerRank(build_config(tree))
         begun = int(offload)
-        assert len(emptied) == begun, "a server that starts beside it asks what is free"
+        assert len(emptied) == begun, "a server starting next to it checks the free memory"
         rank.learn([], 1.0)
         assert len(emptied) == 2 * begun, "a server wakes after it, before it is sent weights"
         rank.load(Path("a"), {})

@@ -47,7 +47,7 @@ async def test_a_server_that_dies_at_the_join_takes_no_other_with_it():
             good.broken = join
             with pytest.raises(UpdateFailed) as caught:
                 await transport.bring(it.pool.members, "0")
-            assert [*caught.value.failures] == it.pool.members, "nobody else is to blame"
+            assert [*caught.value.failures] == it.pool.members, "no other server failed"
 
 
 async def test_a_server_of_another_model_is_refused_before_it_joins_a_group():
