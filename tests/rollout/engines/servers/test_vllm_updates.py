@@ -99,7 +99,7 @@ async def test_no_episode_reads_the_keys_of_one_that_began_under_older_weights()
         new = await it.engine.generate(prompt, ask("new"))
         assert difference(new, it.logprobs(prompt, new)) < 1e-4
         old = await it.engine.generate(prompt, ask("old"))
-        assert difference(old, it.logprobs(prompt, old)) > 1e-2, "it continues with its own old keys"
+        assert difference(old, it.logprobs(prompt, old)) > 1e-2, "it continues with its old keys"
 
 
 async def test_another_model_is_refused_before_the_first_byte_and_the_server_lives_on():
