@@ -13,7 +13,7 @@ from functools import cache
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.environment.codec import Codec
-from forage.environment.episode import EpisodeSetting
+from forage.environment.open_episode import EpisodeSetting
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.training.model import new_model, new_tokenizer
 from forage.types import (

@@ -3,7 +3,8 @@
 A turn is sampled until something ends it. A tool call is followed by its result, and anything else
 that is not an answer by a fixed message. After ``max_turns`` turns one last turn may be sampled, in
 which no tool is run. The protocol (``protocol.py``) decides how actions and replies are written.
-The engine and the retriever are passed in. Nothing here scores, batches or trains.
+The engine and the retriever are passed in; ``open_episode.py`` holds the state of the episode.
+Nothing here scores, batches or trains.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from forage.config.environment_config import EnvironmentConfig
@@ -29,54 +30,26 @@ from forage.environment.observation import (
     message_observation,
     texts_observation,
 )
+from forage.environment.open_episode import Context, EpisodeSetting, OpenEpisode
 from forage.environment.protocol import make_protocol
 from forage.environment.tools.foreign_tools import harmless, refuse_control_tokens
 from forage.environment.tools.search import SEARCH
 from forage.environment.tools.tool import Tool, ToolReply
-from forage.environment.transcript import Transcript
 from forage.environment.turnstile import Turnstile
 from forage.types import (
     ActionKind,
-    ContextOverflow,
-    EngineError,
     Episode,
     FailureKind,
-    FinishReason,
     Generate,
     Question,
     Retriever,
-    Sampling,
     Status,
     ToolCall,
     Turn,
-    status_after,
 )
 
 _SHOWN_AT_ONCE = 4
 """Results truncated and encoded per round of the event loop: a few milliseconds of work."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSetting:
-    """The parameters of an episode other than its question."""
-
-    member: int
-    key: str
-    seed: int
-    temperature: float
-    top_p: float
-    deadline_s: float
-    num_alternatives: int = 0
-
-    def sampling(
-        self, max_tokens: int, stop: tuple[str, ...], stop_ids: tuple[int, ...], key: str = ""
-    ) -> Sampling:
-        """How one turn is sampled; ``key`` replaces the episode's own for another context."""
-        noise = (key or self.key, self.seed)
-        return Sampling(
-            *(max_tokens, stop, stop_ids, *noise, self.temperature, self.top_p),
-            num_alternatives=self.num_alternatives,
-        )
 
 
 class Environment:
@@ -151,91 +124,60 @@ class Environment:
         engine: Generate,
         search: Retriever,
     ) -> Episode:
-        """Plays ``question`` once. Failures of the engine or of tools end up in the status."""
-        transcript = Transcript(prompt_ids)
-        in_flight = _EpisodeInFlight(self, question, transcript, setting, engine, search)
-        try:
-            return in_flight.ended(await in_flight.play_turns())
-        finally:
-            engine.release(in_flight.key)
+        """Plays ``question`` once, by the environment's rule."""
+        episode = OpenEpisode(self.config, self.codec, question, setting, engine, search)
+        context = episode.open_context(setting.key, prompt_ids)
+        return await episode.play(_Conversation(self, context).play_turns)
 
 
-@dataclass(slots=True)
-class _EpisodeInFlight:
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """The environment's rule: one context, in which an observation answers each turn."""
+
     environment: Environment
-    question: Question
-    transcript: Transcript
-    setting: EpisodeSetting
-    engine: Generate
-    search: Retriever
-    turns: list[Turn] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
+    context: Context
 
-    def ended(self, status: Status) -> Episode:
-        return Episode(
-            question=self.question,
-            member=self.setting.member,
-            segments=self.transcript.segments,
-            turns=tuple(self.turns),
-            status=status_after(self.turns, status),
-            seconds=time.monotonic() - self.started,
-        )
-
-    async def play_turns(self) -> Status:
+    async def play_turns(self, episode: OpenEpisode) -> Status:
         config = self.environment.config
         num_turns = config.max_turns + config.has_final_turn
         for index in range(num_turns):
             is_last = index == num_turns - 1
-            max_turn_tokens = min(config.max_turn_tokens, self._tokens_left())
-            if max_turn_tokens < 1:
-                return Status.OUT_OF_TOKENS
-            try:
-                turn, action, is_cut = await self._sample_turn(max_turn_tokens, is_last)
-            except ContextOverflow:
-                return Status.OUT_OF_TOKENS
-            except (EngineError, TimeoutError):
-                return Status.ENGINE_FAILED
+            turn, action, is_cut = await self._sample_turn(episode, is_last)
             if turn.kind is ActionKind.ANSWER:
-                self.turns.append(turn)
+                episode.turns.append(turn)
                 return Status.ANSWERED
             if is_last or self.environment.ends_with(action, is_cut):
-                self.turns.append(turn)
-                return Status.OUT_OF_TURNS if self._tokens_left() else Status.OUT_OF_TOKENS
-            turn, observation = await self._observe(turn, action)
-            if not self._show(observation, action):
+                episode.turns.append(turn)
+                has_room = episode.tokens_left(self.context) > 0
+                return Status.OUT_OF_TURNS if has_room else Status.OUT_OF_TOKENS
+            turn, observation = await self._observe(episode, turn, action)
+            if not self._show(episode, observation, action):
                 # Not worth showing an observation that the policy could not respond to.
-                self.turns.append(_unseen(turn))
+                episode.turns.append(_unseen(turn))
                 return Status.OUT_OF_TOKENS
-            self.turns.append(turn)
-            if turn.failure and self._seconds_left() <= 0:
-                # Time is up, which is not the engine's failure.
-                return status_after(self.turns, Status.OUT_OF_TURNS)
+            episode.turns.append(turn)
         raise AssertionError("the last turn ends the episode")
 
     async def _sample_turn(
-        self, max_tokens: int, is_last: bool
+        self, episode: OpenEpisode, is_last: bool
     ) -> tuple[Turn, actions.Action, bool]:
         """The next turn, its action, and whether its budget truncated it."""
-        stop, stop_ids = self.environment.protocol.stop, self.environment.codec.eos_ids
-        sampling = self.setting.sampling(max_tokens, stop, stop_ids, self.key)
-        started = time.monotonic()
-        token_ids = self.transcript.token_ids
-        async with asyncio.timeout(self._seconds_left()):
-            completion = await self.engine.generate(token_ids, sampling)
-        self.transcript.append_sampled(completion)
-        sampled = self.environment.codec.decode(completion.token_ids_T)
-        seconds = time.monotonic() - started
-        action = self.environment.protocol.parse(sampled, is_last)
-        is_cut = completion.finish_reason is FinishReason.LENGTH
-        is_open = self.environment.codec.leaves_thought_open(token_ids)
+        protocol, codec = self.environment.protocol, self.environment.codec
+        is_open = codec.leaves_thought_open(self.context.transcript.token_ids)
+        sampled = await episode.sample(self.context, protocol.stop)
+        action = protocol.parse(sampled.text, is_last)
         turn = Turn(
-            *(sampled, action.kind, action.text), generate_s=seconds, has_open_thought=is_open
+            *(sampled.text, action.kind, action.text),
+            generate_s=sampled.seconds,
+            has_open_thought=is_open,
         )
-        return turn, action, is_cut
+        return turn, action, sampled.is_cut
 
-    async def _observe(self, turn: Turn, action: actions.Action) -> tuple[Turn, Observation]:
+    async def _observe(
+        self, episode: OpenEpisode, turn: Turn, action: actions.Action
+    ) -> tuple[Turn, Observation]:
         """The observation that follows ``turn``, and the turn with it recorded."""
-        last_id = self.transcript.last_id
+        last_id = self.context.transcript.last_id
         budget = self.environment.config.max_observation_tokens
         if isinstance(action, actions.Invalid) and action.reply:
             frame = self.environment.protocol.results_frame(last_id)
@@ -245,7 +187,7 @@ class _EpisodeInFlight:
         if isinstance(action, actions.Search | actions.Call):
             frame = self.environment.protocol.results_frame(last_id)
             call, observation = await self.environment.call(
-                action, self.search, frame, self._seconds_left()
+                action, episode.search, frame, episode.seconds_left()
             )
             return replace(turn, observation=observation.text, calls=(call,)), observation
         frame = self.environment.protocol.message_frame(last_id)
@@ -255,16 +197,19 @@ class _EpisodeInFlight:
         observation = message_observation(message, self.environment.codec, budget, frame)
         return replace(turn, observation=observation.text), observation
 
-    def _show(self, observation: Observation, action: actions.Action) -> bool:
+    def _show(self, episode: OpenEpisode, observation: Observation, action: actions.Action) -> bool:
         """Appends an observation, archiving older ones; False if there is no room."""
-        config, transcript, note = self.environment.config, self.transcript, self._note(action)
-        if note and config.keep_observations is not None:
-            transcript = transcript.folded(config.keep_observations - 1)
-        if len(observation.token_ids) >= config.max_tokens - len(transcript):
+        num_kept, note = self.environment.config.keep_observations, self._note(action)
+        transcript = self.context.transcript
+        if note and num_kept is not None:
+            transcript = transcript.folded(num_kept - 1)
+        continued = Context(self.context.key, transcript)
+        if not episode.has_room(continued, observation):
             return False
-        if transcript is not self.transcript:
-            self.engine.release(self.key)
-        self.transcript = transcript
+        if transcript is not self.context.transcript:
+            episode.release(self.context)
+            self.context.transcript = transcript
+            self.context.key = f"{episode.setting.key}/{transcript.num_folds}"
         is_shorter = len(note) < len(observation.token_ids)
         transcript.append_observation(observation.token_ids, note if is_shorter else ())
         return True
@@ -275,22 +220,10 @@ class _EpisodeInFlight:
         is_call = isinstance(action, actions.Search | actions.Call)
         if environment.config.keep_observations is None or not is_call:
             return ()
-        frame = environment.protocol.results_frame(self.transcript.last_id)
+        frame = environment.protocol.results_frame(self.context.transcript.last_id)
         budget = environment.config.max_observation_tokens
         note = ARCHIVED if environment.dialect is None else environment.dialect.note(ARCHIVED)
         return fixed_observation(note, environment.codec, budget, frame).token_ids
-
-    @property
-    def key(self) -> str:
-        """The key of the context being sampled in, which also seeds its noise."""
-        number = self.transcript.num_folds
-        return f"{self.setting.key}/{number}" if number else self.setting.key
-
-    def _tokens_left(self) -> int:
-        return self.environment.config.max_tokens - len(self.transcript)
-
-    def _seconds_left(self) -> float:
-        return self.setting.deadline_s - (time.monotonic() - self.started)
 
 
 def _unseen(turn: Turn) -> Turn:

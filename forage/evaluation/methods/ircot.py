@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 
-from forage.environment.observation import Observation
+from forage.environment.open_episode import Context, OpenEpisode, Sampled
 from forage.environment.prompt import with_question_mark
-from forage.evaluation.methods.asking import Asking, Found, Written, read_template
+from forage.evaluation.methods import own_prompts
+from forage.evaluation.methods.own_prompts import read_template
 from forage.types import ActionKind, Hit, Status, Turn
 
 CHAIN_TEMPLATE = read_template("ircot")
@@ -32,52 +33,49 @@ _ABBREVIATION = re.compile(
 )
 
 
-async def interleave(asking: Asking) -> Status:
+async def interleave(episode: OpenEpisode) -> Status:
     """Searches and reasons alternately, then reads everything found and answers."""
-    question = asking.job.question.text
-    found = await asking.search(question)
-    asking.note_own_search(found, _shown(asking, found))
+    question = episode.question.text
+    found = await own_prompts.search(episode, question)
+    # For the record: each prompt shows the passages of all searches.
+    own_prompts.record_own_search(episode, found, own_prompts.shown_result(episode, found))
     hits = {hit.passage.id: hit for hit in found.hits_K}
     sentences: list[str] = []
-    max_searches = asking.environment.max_turns
+    max_searches = episode.config.max_turns
     while len(sentences) < max_searches:
-        written = await _next_sentence(asking, hits, sentences)
-        sentence = first_sentence(written.content)
+        sampled = await _next_sentence(episode, hits, sentences)
+        sentence = first_sentence(own_prompts.content_of(episode, sampled))
         sentences.append(sentence)
         is_over = not sentence or _END_OF_CHAIN in sentence.lower()
         if is_over or len(sentences) == max_searches:
             # The chain is not the answer: the reader gives that.
             kind = ActionKind.SEARCH if sentence else ActionKind.INVALID
             argument = sentence or "The sentence is empty."
-            asking.turns.append(Turn(written.text, kind, argument, generate_s=written.seconds))
+            episode.turns.append(Turn(sampled.text, kind, argument, generate_s=sampled.seconds))
             break
-        found = await asking.search(sentence)
-        asking.turns.append(found.turn(written.text, _shown(asking, found), written.seconds))
+        found = await own_prompts.search(episode, sentence)
+        episode.turns.append(found.turn(own_prompts.shown_result(episode, found), sampled))
         hits |= {hit.passage.id: hit for hit in found.hits_K}
-    return await asking.answer(asking.open(_prompt(asking, READER_TEMPLATE, hits, {})))
+    return await own_prompts.answer(episode, _open(episode, READER_TEMPLATE, hits, {}))
 
 
-async def _next_sentence(asking: Asking, hits: dict[str, Hit], sentences: list[str]) -> Written:
-    so_far = {"reasoning": " ".join(sentences)}
-    context = asking.open(_prompt(asking, CHAIN_TEMPLATE, hits, so_far))
-    written = await context.write((), MAX_SENTENCE_TOKENS)
-    context.close()
-    return written
+async def _next_sentence(
+    episode: OpenEpisode, hits: dict[str, Hit], sentences: list[str]
+) -> Sampled:
+    context = _open(episode, CHAIN_TEMPLATE, hits, {"reasoning": " ".join(sentences)})
+    sampled = await episode.sample(context, (), MAX_SENTENCE_TOKENS)
+    episode.release(context)
+    return sampled
 
 
-def _prompt(
-    asking: Asking, template: str, hits: dict[str, Hit], others: dict[str, str]
-) -> list[int]:
-    """The template with the question, the passages that fit, and ``others``."""
-    texts = {"question": with_question_mark(asking.job.question.text), **others}
-    room = asking.room_after(asking.prompt(template, {**texts, "passages": ()}))
-    passages = asking.gather(list(hits.values()), room)
-    return asking.prompt(template, {**texts, "passages": passages.token_ids})
-
-
-def _shown(asking: Asking, found: Found) -> Observation:
-    """The passages of one search, for the record: each prompt gathers those of all searches."""
-    return asking.show(found, asking.environment.max_observation_tokens)
+def _open(
+    episode: OpenEpisode, template: str, hits: dict[str, Hit], others: dict[str, str]
+) -> Context:
+    """A context of the template with the question, the passages that fit, and ``others``."""
+    texts = {"question": with_question_mark(episode.question.text), **others}
+    room = own_prompts.room_after(episode, template, {**texts, "passages": ()})
+    passages = own_prompts.shown_passages(episode, list(hits.values()), room)
+    return own_prompts.open_prompt(episode, template, {**texts, "passages": passages.token_ids})
 
 
 def first_sentence(text: str) -> str:

@@ -7,37 +7,24 @@ baselines. Each baseline has its own file, with its paper and how it differs fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
 from forage.config.evaluation_config import Method
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
+from forage.environment.open_episode import OpenEpisode, Rule
 from forage.environment.prompt import check_length, fill, with_question_mark
 from forage.errors import UserError
 from forage.evaluation.methods import ircot, search_o1, single_prompt
-from forage.evaluation.methods.asking import Asking
 from forage.evaluation.methods.rejection_sampling import RejectionSampler, num_candidates
 from forage.rollout.play.player import Job, Player
-from forage.types import (
-    ContextOverflow,
-    EngineError,
-    Episode,
-    Generate,
-    Question,
-    Retriever,
-    Score,
-    Status,
-)
+from forage.types import Episode, Generate, Question, Retriever, Score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-Ask = Callable[[Asking], Awaitable[Status]]
-"""A baseline: plays one question and returns how it ended; raises ``EngineError``."""
-
 
 PROMPTS: dict[Method, tuple[str, ...]] = {
     "direct": (single_prompt.DIRECT,),
@@ -48,7 +35,7 @@ PROMPTS: dict[Method, tuple[str, ...]] = {
 }
 """Each baseline's prompts, the first one first; the other methods use the environment's."""
 
-_ASKS: dict[Method, Ask] = {
+_RULES: dict[Method, Rule] = {
     "direct": partial(single_prompt.ask_once, template=single_prompt.DIRECT),
     "chain_of_thought": partial(single_prompt.ask_once, template=single_prompt.CHAIN_OF_THOUGHT),
     "rag": single_prompt.ask_with_passages,
@@ -68,10 +55,9 @@ def make_player(
     if method in PROMPTS:
         # Each chain keeps its slot in the engine while its passages are read in another.
         has_two_contexts = method == "search_o1" and config.model.endpoint is None
-        room = (
-            _half_of_the_slots(config.placement.in_process.num_slots) if has_two_contexts else None
-        )
-        return BaselinePlayer(config, tokenizer, _ASKS[method], PROMPTS[method][0], room)
+        num_slots = config.placement.in_process.num_slots
+        room = _half_of_the_slots(num_slots) if has_two_contexts else nullcontext()
+        return BaselinePlayer(config, tokenizer, _RULES[method], PROMPTS[method][0], room)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     if method == "search":
         return player
@@ -90,14 +76,14 @@ class BaselinePlayer:
         self,
         config: RunConfig,
         tokenizer: PreTrainedTokenizerFast,
-        ask: Ask,
+        rule: Rule,
         template: str,
-        room: asyncio.Semaphore | None = None,
+        room: AbstractAsyncContextManager[None],
     ) -> None:
         """``template`` is the first prompt; ``room`` limits the questions played at once."""
         self.codec = Codec(tokenizer)
         self._config = config
-        self._ask = ask
+        self._rule = rule
         self._template = template
         self._room = room
 
@@ -122,21 +108,11 @@ class BaselinePlayer:
     ) -> Episode:
         """Plays one job; failures of the engine or of searches end up in the status."""
         config = self._config
-        episode = job.setting(config.rollout, config.seed, temperature)
-        asking = Asking(config.environment, self.codec, episode, job, engine, search)
-        async with AsyncExitStack() as stack:
-            if self._room is not None:
-                await stack.enter_async_context(self._room)
-            try:
-                status = await self._ask(asking)
-            except ContextOverflow:
-                status = Status.OUT_OF_TOKENS
-            except (EngineError, TimeoutError):
-                was_late = asking.was_late_for_a_search
-                status = Status.SEARCH_FAILED if was_late else Status.ENGINE_FAILED
-            finally:
-                asking.close()
-        return asking.episode(status)
+        setting = job.setting(config.rollout, config.seed, temperature)
+        environment, codec = config.environment, self.codec
+        episode = OpenEpisode(environment, codec, job.question, setting, engine, search)
+        async with self._room:
+            return await episode.play(self._rule)
 
 
 AnyPlayer = Player | RejectionSampler | BaselinePlayer

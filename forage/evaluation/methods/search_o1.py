@@ -20,63 +20,67 @@ from forage.environment.observation import (
     fixed_observation,
     note_observation,
 )
+from forage.environment.open_episode import OpenEpisode
 from forage.environment.prompt import with_question_mark
-from forage.evaluation.methods.asking import Asking, Found, read_template
-from forage.types import ActionKind, FinishReason, Status, Turn
+from forage.evaluation.methods import own_prompts
+from forage.evaluation.methods.own_prompts import Found, read_template
+from forage.types import Status, Turn
 
 TEMPLATE = read_template("search_o1")
 READER_TEMPLATE = read_template("search_o1_reader")
 MARK = "Final information:"
 
 
-async def reason_with_searches(asking: Asking) -> Status:
+async def reason_with_searches(episode: OpenEpisode) -> Status:
     """Reasons until an answer, with a condensed note after each search."""
-    max_searches = asking.environment.max_turns
+    max_searches = episode.config.max_turns
     template = TEMPLATE.replace("{searches}", str(max_searches))
-    question = with_question_mark(asking.job.question.text)
-    chain = asking.open(asking.prompt(template, {"question": question}))
+    question = with_question_mark(episode.question.text)
+    chain = own_prompts.open_prompt(episode, template, {"question": question})
     reasoning = ""
     for num_searches in range(max_searches + 1):
-        written = await chain.write(STOP_STRINGS)
-        action = parse_action(written.text)
+        sampled = await episode.sample(chain, STOP_STRINGS)
+        action = parse_action(sampled.text)
         if not isinstance(action, Search):
-            return asking.take_answer(written)
+            return own_prompts.take_answer(episode, sampled)
         if num_searches == max_searches:
-            turn = Turn(written.text, ActionKind.SEARCH, action.query, generate_s=written.seconds)
-            asking.turns.append(turn)
-            is_cut = written.finish_reason is FinishReason.LENGTH
-            return Status.OUT_OF_TOKENS if is_cut else Status.OUT_OF_TURNS
-        reasoning += written.text
-        found = await asking.search(action.query)
-        shown, note = await _condense(asking, found, reasoning)
+            turn = Turn(sampled.text, action.kind, action.query, generate_s=sampled.seconds)
+            episode.turns.append(turn)
+            return Status.OUT_OF_TOKENS if sampled.is_cut else Status.OUT_OF_TURNS
+        reasoning += sampled.text
+        found = await own_prompts.search(episode, action.query)
+        shown, note = await _condense(episode, found, reasoning)
         observation = Observation(note.token_ids, note.text, shown.passage_ids)
-        asking.turns.append(found.turn(written.text, observation, written.seconds))
-        chain.read(note)
+        episode.turns.append(found.turn(observation, sampled))
+        if not episode.has_room(chain, note):
+            return Status.OUT_OF_TOKENS
+        chain.transcript.append_observation(note.token_ids)
         reasoning += note.text
     raise AssertionError("the last turn ends the chain")
 
 
 async def _condense(
-    asking: Asking, found: Found, reasoning: str
+    episode: OpenEpisode, found: Found, reasoning: str
 ) -> tuple[Observation, Observation]:
     """The passages as the reader saw them, and the note that is inserted into the chain.
 
     If nothing was found there is nothing to read: the chain gets the fixed text that says so.
     """
-    codec = asking.codec
-    budget = asking.environment.max_observation_tokens
+    codec, budget = episode.codec, episode.config.max_observation_tokens
     if found.failure is not None or not found.hits_K:
         note = SEARCH_FAILED if found.failure is not None else NOTHING_FOUND
         fixed = fixed_observation(note, codec, budget)
         return fixed, fixed
-    shown = asking.show(found, budget)
+    shown = own_prompts.shown_result(episode, found)
     texts = {"query": found.query, "passages": shown.token_ids}
-    room = asking.room_after(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": ()}))
+    room = own_prompts.room_after(episode, READER_TEMPLATE, {**texts, "reasoning": ()})
     # If it is too long, the latest part matters most.
     latest = tuple(codec.encode_untrusted(reasoning))
     latest = latest[len(latest) - room :] if len(latest) > room else latest
-    reader = asking.open(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": latest}))
-    written = await reader.write(())
-    reader.close()
-    conclusion = written.content.rpartition(MARK)[2].strip()  # everything if the mark is missing
+    texts = {**texts, "reasoning": latest}
+    reader = own_prompts.open_prompt(episode, READER_TEMPLATE, texts)
+    sampled = await episode.sample(reader, ())
+    episode.release(reader)
+    content = own_prompts.content_of(episode, sampled)
+    conclusion = content.rpartition(MARK)[2].strip()  # everything if the mark is missing
     return shown, note_observation(f"{conclusion}\n", codec, budget)

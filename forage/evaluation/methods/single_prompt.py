@@ -12,8 +12,10 @@ trained for it.
 
 from __future__ import annotations
 
+from forage.environment.open_episode import OpenEpisode
 from forage.environment.prompt import with_question_mark
-from forage.evaluation.methods.asking import Asking, read_template
+from forage.evaluation.methods import own_prompts
+from forage.evaluation.methods.own_prompts import open_prompt, read_template
 from forage.types import Status
 
 DIRECT = read_template("direct")
@@ -21,17 +23,18 @@ CHAIN_OF_THOUGHT = read_template("chain_of_thought")
 RAG = read_template("rag")
 
 
-async def ask_once(asking: Asking, template: str, passages: tuple[int, ...] = ()) -> Status:
+async def ask_once(episode: OpenEpisode, template: str, passages: tuple[int, ...] = ()) -> Status:
     """Fills in the prompt, and takes the answer from the answer tags."""
-    fillings = {"question": with_question_mark(asking.job.question.text), "passages": passages}
-    return await asking.answer(asking.open(asking.prompt(template, fillings)))
+    texts = {"question": with_question_mark(episode.question.text), "passages": passages}
+    return await own_prompts.answer(episode, open_prompt(episode, template, texts))
 
 
-async def ask_with_passages(asking: Asking) -> Status:
+async def ask_with_passages(episode: OpenEpisode) -> Status:
     """Searches for the question, shows the results, and takes the answer."""
-    question = asking.job.question.text
-    found = await asking.search(question)
-    bare = asking.prompt(RAG, {"question": with_question_mark(question), "passages": ()})
-    passages = asking.show(found, asking.room_after(bare))
-    asking.note_own_search(found, passages)
-    return await ask_once(asking, RAG, passages.token_ids)
+    question = episode.question.text
+    found = await own_prompts.search(episode, question)
+    texts = {"question": with_question_mark(question), "passages": ()}
+    room = own_prompts.room_after(episode, RAG, texts)
+    passages = own_prompts.shown_result(episode, found, room)
+    own_prompts.record_own_search(episode, found, passages)
+    return await ask_once(episode, RAG, passages.token_ids)

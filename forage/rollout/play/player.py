@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.environment.codec import Codec
-from forage.environment.episode import Environment, EpisodeSetting
+from forage.environment.episode import Environment
+from forage.environment.open_episode import EpisodeSetting
 from forage.environment.prompt import encode_prompt
 from forage.environment.template import PromptTemplate, check_template
 from forage.environment.tools.toolbox import load_tools

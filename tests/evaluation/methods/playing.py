@@ -6,8 +6,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from forage.config.run_config import RunConfig, build_config
-from forage.evaluation.methods.asking import read_template
 from forage.evaluation.methods.methods import make_player
+from forage.evaluation.methods.own_prompts import read_template
 from forage.rollout.play.player import Job
 from forage.types import Episode, Origin, Passage, Question
 from tests.fakes import Fault, ScriptedEngine, ScriptedSearch, reply_with, tiny_tokenizer

@@ -1,0 +1,156 @@
+"""An episode while it is played: its contexts, its turns and its deadline.
+
+A context is a prompt and what follows it, exactly as the engine sees it. The rule of the
+environment (``episode.py``) plays in one; a baseline (``evaluation/methods``) may open several,
+whose segments follow one another in the record. A rule decides what is sampled, shown and searched,
+and how the episode ends; budgets, failures and the record are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from forage.config.environment_config import EnvironmentConfig
+from forage.environment.codec import Codec
+from forage.environment.observation import Observation
+from forage.environment.transcript import Transcript
+from forage.types import (
+    ContextOverflow,
+    EngineError,
+    Episode,
+    FinishReason,
+    Generate,
+    Question,
+    Retriever,
+    Sampling,
+    Segment,
+    Status,
+    Turn,
+    status_after,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSetting:
+    """The parameters of an episode other than its question."""
+
+    member: int
+    key: str
+    seed: int
+    temperature: float
+    top_p: float
+    deadline_s: float
+    num_alternatives: int = 0
+
+
+@dataclass(slots=True)
+class Context:
+    """A prompt and what follows it; ``key`` names it to the engine and seeds its noise."""
+
+    key: str
+    transcript: Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the policy wrote in one turn; ``is_cut``: its budget truncated it."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    is_cut: bool
+    seconds: float
+
+
+class OutOfTime(TimeoutError):
+    """A failed call used up the episode's time, which is not the engine's failure."""
+
+
+@dataclass(slots=True)
+class OpenEpisode:
+    """One question being played by a rule, which calls the methods."""
+
+    config: EnvironmentConfig
+    codec: Codec
+    question: Question
+    setting: EpisodeSetting
+    engine: Generate
+    search: Retriever
+    turns: list[Turn] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)
+    before_contexts: list[Segment] = field(default_factory=list)
+    """Segments of turns that come before the first prompt."""
+    started: float = field(default_factory=time.monotonic)
+
+    async def play(self, rule: Rule) -> Episode:
+        """Plays by ``rule``. Failures of the engine or of tools end up in the status."""
+        try:
+            status = await rule(self)
+        except ContextOverflow:
+            status = Status.OUT_OF_TOKENS
+        except OutOfTime:
+            status = Status.OUT_OF_TURNS
+        except (EngineError, TimeoutError):
+            status = Status.ENGINE_FAILED
+        finally:
+            for context in self.contexts:
+                self.release(context)
+        recorded = [segment for c in self.contexts for segment in c.transcript.segments]
+        return Episode(
+            question=self.question,
+            member=self.setting.member,
+            segments=(*self.before_contexts, *recorded),
+            turns=tuple(self.turns),
+            status=status_after(self.turns, status),
+            seconds=time.monotonic() - self.started,
+        )
+
+    def open_context(self, key: str, prompt_ids: Sequence[int]) -> Context:
+        context = Context(key, Transcript(prompt_ids))
+        self.contexts.append(context)
+        return context
+
+    def release(self, context: Context) -> None:
+        """Tells the engine that nothing more is sampled in ``context``."""
+        self.engine.release(context.key)
+
+    async def sample(
+        self, context: Context, stop: tuple[str, ...], max_tokens: int | None = None
+    ) -> Sampled:
+        """Samples one turn; raises ``EngineError``, or ``ContextOverflow`` if none fits."""
+        room = min(self.config.max_turn_tokens, self.tokens_left(context))
+        room = room if max_tokens is None else min(room, max_tokens)
+        if room < 1:
+            raise ContextOverflow(f"no room left in {self.config.max_tokens} tokens")
+        if self.turns and self.turns[-1].failure and self.seconds_left() <= 0:
+            raise OutOfTime
+        setting = self.setting
+        sampling = Sampling(
+            *(room, stop, self.codec.eos_ids, context.key, setting.seed),
+            *(setting.temperature, setting.top_p),
+            num_alternatives=setting.num_alternatives,
+        )
+        started = time.monotonic()
+        async with asyncio.timeout(self.seconds_left()):
+            completion = await self.engine.generate(context.transcript.token_ids, sampling)
+        context.transcript.append_sampled(completion)
+        text = self.codec.decode(completion.token_ids_T)
+        seconds = time.monotonic() - started
+        is_cut = completion.finish_reason is FinishReason.LENGTH
+        return Sampled(completion.token_ids_T, text, is_cut, seconds)
+
+    def has_room(self, context: Context, observation: Observation) -> bool:
+        """Whether the policy could still respond to ``observation`` in ``context``."""
+        return len(observation.token_ids) < self.tokens_left(context)
+
+    def tokens_left(self, context: Context) -> int:
+        return self.config.max_tokens - len(context.transcript)
+
+    def seconds_left(self) -> float:
+        return self.setting.deadline_s - (time.monotonic() - self.started)
+
+
+Rule = Callable[[OpenEpisode], Awaitable[Status]]
+"""Plays an open episode and returns how it ended."""
