@@ -19,10 +19,10 @@ from forage.config.foreign.foreign_keys import (
     table,
 )
 from forage.config.foreign.foreign_translation import Translated, translate
-from forage.config.foreign.rlinf_keys import RLINF
-from forage.config.foreign.slime_keys import SLIME
-from forage.config.foreign.trl_keys import TRL
-from forage.config.foreign.verl_keys import VERL
+from forage.config.foreign.rlinf_rules import RLINF
+from forage.config.foreign.slime_rules import SLIME
+from forage.config.foreign.trl_rules import TRL
+from forage.config.foreign.verl_rules import VERL
 from forage.config.run_config import build_config
 from forage.data.forms.rows import read_rows
 from forage.disk.whole_writes import write_whole_text

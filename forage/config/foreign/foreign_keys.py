@@ -1,17 +1,20 @@
-"""Building blocks of the tables that map other trainers' keys to a recipe, and shared settings.
+"""Reads the tables that map other trainers' keys to a recipe; building blocks of their rules.
 
-Each trainer has a file here: a table of its keys, its defaults, the settings hard-coded in its
-search example, and functions for keys that are read together. ``foreign_translation.py`` carries
-over, explains or refuses every key of a file.
+Each trainer has two files here: a YAML file with its keys, its defaults and the settings hard-coded
+in its search example, and a Python file with rules for keys that are read together.
+``foreign_translation.py`` carries over, explains or refuses every key of a file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib import resources
 from typing import Any
+
+import yaml
 
 Recipe = dict[str, Any]
 """Settings by their dotted names."""
@@ -28,14 +31,6 @@ FALLS = {
 }
 """Final share of the learning rate by schedule, without a floor; cosine becomes linear."""
 
-START: Recipe = {
-    "model.dtype": "float32",
-    "model.device": "cuda",
-    "search.url": "http://127.0.0.1:8000",
-    "reward.answer": "em",
-}
-"""Settings shared by the search examples of all these trainers."""
-
 UNSET = "set/"
 """Prefix of a value that the user must set, because the file lacks it; refused until then."""
 
@@ -43,15 +38,6 @@ PUBLISHED = {"nq_hotpotqa": 169_615, "searchr1": 169_615, "search-r1": 169_615, 
 """Number of training questions of the published datasets, by a part of their usual path."""
 
 _SECRET = re.compile(r"(api|access|private|wandb|swanlab)[_-]?key|token$|secret|passw", re.I)
-
-# Reasons, shared by several trainers, why a key has no place in a recipe.
-MICRO = "micro-batches count tokens and change no gradient: trainer.max_tokens_per_micro_batch"
-SHUFFLED = "questions are shuffled by the run's seed"
-LOGGED = "metrics.jsonl and TensorBoard are always written; tracking.trackers adds others"
-CUT = "training samples from the full distribution: truncating it breaks the probability ratio"
-TEMPLATE = "environment.prompt and the tokenizer's template render prompts"
-SERVER = "an option of the server: placement.engine.arguments (vLLM), or your own start of SGLang"
-ADAM = "AdamW runs with betas 0.9 and 0.999 and epsilon 1e-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +65,9 @@ class ForeignKey:
         return value if self.values is None else self.values[str(value).lower()]
 
 
-def derived(
-    theirs: str, ours: str, note: str = "", values: Mapping[str, Any] | None = None
-) -> ForeignKey:
-    """A key that is read together with others."""
-    return ForeignKey(theirs, ours, note, values, is_derived=True)
-
-
 def comma_separated(value: Any) -> list[str]:
     """The names in a text like ``a, b``, without duplicates."""
     return list(dict.fromkeys(one.strip(" '\"").lower() for one in str(value or "").split(",")))
-
-
-def no_place(table: str) -> list[ForeignKey]:
-    """Keys without a place in a recipe, from lines ``why: key key=value|value``.
-
-    Other values than those listed are refused: they would change the training.
-    """
-    keys: list[ForeignKey] = []
-    for line in table.strip().splitlines():
-        note, _, names = line.rpartition(": ")
-        for name, _, only in (each.partition("=") for each in names.split()):
-            values = dict.fromkeys(only.split("|")) if only else None
-            keys.append(ForeignKey(name, note=note, values=values))
-    return keys
 
 
 class Given:
@@ -159,22 +124,75 @@ class ForeignTrainer:
     """A trainer whose settings are translated."""
 
     name: str
-    recognises: Callable[[Mapping[str, Any]], bool]
-    """Whether a file with these keys belongs to it."""
-    keys: Sequence[ForeignKey]
-    start: Mapping[str, Any]
-    """What a recipe for its search example contains, whatever the file says."""
-    derive: Callable[[Given], Recipe]
-    """What several keys say together."""
     train_files: str
     """The key that names the training questions."""
-    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda values: {})
+    start: Mapping[str, Any]
+    """What a recipe for its search example contains, whatever the file sets."""
+    keys: Sequence[ForeignKey]
+    recognises: Callable[[Mapping[str, Any]], bool]
+    """Whether a file with these keys belongs to it."""
+    derive: Callable[[Given], Recipe]
+    """The settings that follow from several keys together."""
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     """The trainer's own defaults that differ from ours, as its keys."""
 
     def find(self, name: str) -> ForeignKey | None:
         """The row of a key; of several patterns that cover it, the longest."""
         rows = [key for key in self.keys if fnmatchcase(name, key.theirs)]
         return max(rows, key=lambda key: (key.theirs == name, len(key.theirs)), default=None)
+
+
+def read_trainer(
+    file: str,
+    recognises: Callable[[Mapping[str, Any]], bool],
+    derive: Callable[[Given], Recipe],
+    values: Mapping[str, Mapping[str, Any]] | None = None,
+    variant: Callable[[Mapping[str, Any]], str] = lambda values: "",
+) -> ForeignTrainer:
+    """The trainer of ``file``.yaml.
+
+    ``values`` adds maps of values that the rules read too; ``variant`` selects defaults by the keys
+    of a file.
+    """
+    tree = _read_yaml(file)
+    maps = {"kl_forms": KL_FORMS, "falls": FALLS, **tree.get("values", {}), **(values or {})}
+    keys = [
+        _key(theirs, row, section == "read_together", maps)
+        for section in ("keys", "read_together")
+        for theirs, row in tree[section].items()
+    ]
+
+    def defaults(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        of_variant = tree.get("variants", {}).get(variant(given), {})
+        return {**tree.get("defaults", {}), **of_variant}
+
+    keys += _no_place(tree["no_place"].format(**_read_yaml("reasons")))
+    described = (tree["name"], tree["train_files"], tree["start"])
+    return ForeignTrainer(*described, keys, recognises, derive, defaults)
+
+
+def _read_yaml(name: str) -> dict[str, Any]:
+    file = resources.files("forage.config.foreign") / f"{name}.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def _key(
+    theirs: str, row: str | dict[str, Any], is_derived: bool, maps: Mapping[str, Any]
+) -> ForeignKey:
+    row = {"to": row} if isinstance(row, str) else row
+    values = row.get("values")
+    values = maps[values] if isinstance(values, str) else values
+    is_list = row.get("is_list", False)
+    return ForeignKey(theirs, row["to"], row.get("note", ""), values, is_derived, is_list)
+
+
+def _no_place(lines: str) -> Iterator[ForeignKey]:
+    """Keys without a place in a recipe, from lines ``why: key key=value|value``."""
+    for line in lines.splitlines():
+        note, _, names = line.rpartition(": ")
+        for name, _, only in (each.partition("=") for each in names.split()):
+            values = dict.fromkeys(only.split("|")) if only else None
+            yield ForeignKey(name, note=note, values=values)
 
 
 def shown(name: str, value: Any) -> str:

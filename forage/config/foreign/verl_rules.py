@@ -1,7 +1,4 @@
-"""What several of veRL's or Search-R1's keys say together.
-
-``verl_keys.py`` has the table of single keys and the defaults of both.
-"""
+"""Rules for the keys of veRL and Search-R1 that are read together; ``verl.yaml`` lists all keys."""
 
 from __future__ import annotations
 
@@ -19,24 +16,25 @@ from forage.config.foreign.foreign_keys import (
     fall,
     leash,
     machines,
+    read_trainer,
     warmup,
     whole,
 )
 from forage.errors import UserError
 from forage.rewards.reward_config import RewardConfig
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-OPTIM = f"{ACTOR}.optim"
-STYLES = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
-LOSSES = {
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_OPTIM = f"{_ACTOR}.optim"
+_STYLES = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
+_LOSSES = {
     **{"vanilla": "clipped", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo"},
     **{"sapo": "sapo", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "gpg": "reinforce"},
     **{"dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl", "dro": "dro"},
 }
-BYPASS_LOSSES = {"ppo_clip": "clipped", "reinforce": "reinforce"}
+_BYPASS_LOSSES = {"ppo_clip": "clipped", "reinforce": "reinforce"}
 _WITH_BOUNDS = ("clipped", "gspo", "cispo", "clip_cov", "dppo_tv", "dppo_kl")
 _MODE = "policy_loss"
-OF_LOSSES = {  # our loss: its key and theirs
+_OF_LOSSES = {  # our loss: its key and theirs
     "clipped": {"dual_clip": "clip_ratio_c"},
     "gmpo": {"bound": "clip_ratio_high"},
     "sapo": {"temperature_good": "tau_pos", "temperature_bad": "tau_neg"},
@@ -49,22 +47,22 @@ OF_LOSSES = {  # our loss: its key and theirs
     "dppo_kl": {"max_ratio": "clip_ratio_c"},
     "dro": {"beta": f"{_MODE}.dro_beta"},
 }
-REJECTIONS = {  # their name: our kind and level
+_REJECTIONS = {  # their name: our kind and level
     **{"token_k1": ("ratio", "token"), "seq_sum_k1": ("ratio", "sequence")},
     **{"seq_mean_k1": ("ratio", "geometric"), "token_k2": ("k2", "token")},
     **{"token_k3": ("k3", "token"), "seq_sum_k2": ("k2", "sum"), "seq_sum_k3": ("k3", "sum")},
     **{"seq_mean_k2": ("k2", "mean"), "seq_mean_k3": ("k3", "mean")},
     **{"seq_max_k2": ("k2", "max"), "seq_max_k3": ("k3", "max")},
 }
-CRITIC = "algorithm.advantage.critic"
-IS = "algorithm.rollout_correction"
-TURNS = f"{ROLLOUT}.multi_turn"
-TOOL = "tools.0.config"
+_CRITIC = "algorithm.advantage.critic"
+_IS = "algorithm.rollout_correction"
+_TURNS = f"{_ROLLOUT}.multi_turn"
+_TOOL = "tools.0.config"
 
 
-def derive_verl(given: Given) -> Recipe:
+def derive(given: Given) -> Recipe:
     """What several keys say together, or what Search-R1 means by them and veRL does not."""
-    has_tags = is_search_r1(given.values)
+    has_tags = _is_search_r1(given.values)
     ours = _environment(given, has_tags) | _leash(given, has_tags)
     ours |= _loss(given, has_tags) | _correction(given)
     ours |= _optimizer_steps(given, has_tags) | _placement(given)
@@ -94,7 +92,7 @@ def _parts(given: Given) -> Recipe:
 
 def _environment(given: Given, has_tags: bool) -> Recipe:
     prompt, reply = given.number("data.max_prompt_length"), given.number("data.max_response_length")
-    is_2025 = given.text(f"{ROLLOUT}.name") == "sglang_async"
+    is_2025 = given.text(f"{_ROLLOUT}.name") == "sglang_async"
     ours: Recipe = {
         "environment.dialect": "search_r1" if has_tags else "verl_2025" if is_2025 else "verl",
         "environment.protocol": "tags" if has_tags else "tools",
@@ -105,20 +103,20 @@ def _environment(given: Given, has_tags: bool) -> Recipe:
         "environment.max_turn_tokens": int(reply or 0),
     }
     ours |= given.first_files("data.train_files", "data.val_files")
-    url = given.text("retriever.url" if has_tags else f"{TOOL}.retrieval_service_url")
+    url = given.text("retriever.url" if has_tags else f"{_TOOL}.retrieval_service_url")
     if url is not None:
         ours["search.url"] = url.rstrip("/").removesuffix("/retrieve")
     if questions := given.number("data.val_data_num"):
         ours["evaluation.num_questions"] = int(questions)
     if has_tags:
         ours["environment.max_turns"] = int(given.number("max_turns") or 10)
-        if not given.flag(f"{ACTOR}.state_masking"):
+        if not given.flag(f"{_ACTOR}.state_masking"):
             ours["algorithm.train_observations"] = True
         return ours
-    turns = given.number(f"{TURNS}.max_assistant_turns", f"{TURNS}.max_turns")
+    turns = given.number(f"{_TURNS}.max_assistant_turns", f"{_TURNS}.max_turns")
     ours["environment.max_turns"] = int(turns or (reply or 0) // 3)  # as many as fit, in veRL
     if not is_2025:  # its rollout of 2025 cut no reply
-        cut = given.number(f"{TURNS}.max_tool_response_length")
+        cut = given.number(f"{_TURNS}.max_tool_response_length")
         ours["environment.max_reply_characters"] = int(cut or 256)
     return ours | _tool(given)
 
@@ -126,19 +124,19 @@ def _environment(given: Given, has_tags: bool) -> Recipe:
 def _tool(given: Given) -> Recipe:
     """How patient the tool's client is; the tighter of its two limits holds."""
     ours: Recipe = {}
-    limits = [given.number(f"{TOOL}.{name}") for name in ("num_workers", "rate_limit")]
+    limits = [given.number(f"{_TOOL}.{name}") for name in ("num_workers", "rate_limit")]
     if known := [int(limit) for limit in limits if limit is not None]:
         ours["search.max_concurrent_requests"] = min(known)
-    if timeout := given.number(f"{TOOL}.timeout"):
+    if timeout := given.number(f"{_TOOL}.timeout"):
         ours["search.timeout_s"] = float(timeout)
         ours["search.deadline_s"] = 2.0 * timeout
     return ours
 
 
 def _leash(given: Given, has_tags: bool) -> Recipe:
-    if given.flag(f"{ACTOR}.use_kl_loss"):
-        coefficient = given.number(f"{ACTOR}.kl_loss_coef")
-        return leash(coefficient, lambda: given.text(f"{ACTOR}.kl_loss_type"), "loss")
+    if given.flag(f"{_ACTOR}.use_kl_loss"):
+        coefficient = given.number(f"{_ACTOR}.kl_loss_coef")
+        return leash(coefficient, lambda: given.text(f"{_ACTOR}.kl_loss_type"), "loss")
     if not (has_tags or given.flag("algorithm.use_kl_in_reward")):
         return {}
     coefficient = given.number("algorithm.kl_ctrl.kl_coef")
@@ -151,9 +149,9 @@ def _leash(given: Given, has_tags: bool) -> Recipe:
 
 
 def _loss(given: Given, has_tags: bool) -> Recipe:
-    is_bypassed = given.flag(f"{IS}.bypass_mode")  # it has two losses and reads no loss_mode
-    name = f"{IS}.loss_type" if is_bypassed else f"{ACTOR}.policy_loss.loss_mode"
-    kind = (BYPASS_LOSSES if is_bypassed else LOSSES).get(given.text(name) or "", "clipped")
+    is_bypassed = given.flag(f"{_IS}.bypass_mode")  # it has two losses and reads no loss_mode
+    name = f"{_IS}.loss_type" if is_bypassed else f"{_ACTOR}.policy_loss.loss_mode"
+    kind = (_BYPASS_LOSSES if is_bypassed else _LOSSES).get(given.text(name) or "", "clipped")
     ours: Recipe = {"algorithm.loss.kind": kind}
     if kind == "reinforce":
         ours["algorithm.loss.weights.kind"] = "none"
@@ -161,14 +159,14 @@ def _loss(given: Given, has_tags: bool) -> Recipe:
             ours |= _weights(given, "algorithm.loss.weights")
     if kind in _WITH_BOUNDS:
         for side in ("low", "high"):
-            bound = given.value(f"{ACTOR}.clip_ratio_{side}", f"{ACTOR}.clip_ratio")
+            bound = given.value(f"{_ACTOR}.clip_ratio_{side}", f"{_ACTOR}.clip_ratio")
             is_none = side == "low" and kind != "dppo_kl" and isinstance(bound, int | float)
             ours[f"algorithm.loss.{side}"] = min(bound, 1.0) if is_none else bound  # 1: no bound
     if not has_tags:
-        for key, theirs in OF_LOSSES.get(kind, {}).items():
-            if (value := given.value(f"{ACTOR}.{theirs}")) is not None:
+        for key, theirs in _OF_LOSSES.get(kind, {}).items():
+            if (value := given.value(f"{_ACTOR}.{theirs}")) is not None:
                 ours[f"algorithm.loss.{key}"] = value
-    if given.text(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm":
+    if given.text(f"{_ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm":
         ours["algorithm.aggregate.tokens"] = int(given.number("data.max_response_length") or 1024)
     if kind in ("gspo", "gmpo"):
         ours["algorithm.aggregate.kind"] = "sequence_mean"
@@ -177,12 +175,12 @@ def _loss(given: Given, has_tags: bool) -> Recipe:
 
 def _correction(given: Given) -> Recipe:
     """Weights and rejections of ``rollout_correction``."""
-    is_bypassed = given.flag(f"{IS}.bypass_mode")
+    is_bypassed = given.flag(f"{_IS}.bypass_mode")
     section = "algorithm.correction"
     ours = {"algorithm.decoupled": False} if is_bypassed else _weights(given, f"{section}.weights")
-    names = comma_separated(given.value(f"{IS}.rollout_rs"))
-    rules = [REJECTIONS[name] for name in names if name in REJECTIONS]
-    bounds = str(given.value(f"{IS}.rollout_rs_threshold")).split(",") if rules else []
+    names = comma_separated(given.value(f"{_IS}.rollout_rs"))
+    rules = [_REJECTIONS[name] for name in names if name in _REJECTIONS]
+    bounds = str(given.value(f"{_IS}.rollout_rs_threshold")).split(",") if rules else []
     bounds = bounds * len(rules) if len(bounds) == 1 else bounds
     rejections = [_rejection(*each) for each in zip_longest(rules, bounds[: len(rules)])]
     for first in rejections[:1]:
@@ -192,12 +190,12 @@ def _correction(given: Given) -> Recipe:
 
 def _weights(given: Given, section: str) -> Recipe:
     """Truncated ratios, or with two bounds IcePop's mask."""
-    if (level := given.text(f"{IS}.rollout_is")) is None:
+    if (level := given.text(f"{_IS}.rollout_is")) is None:
         return {}
-    low, high = _bounds(given.text(f"{IS}.rollout_is_threshold"))
+    low, high = _bounds(given.text(f"{_IS}.rollout_is_threshold"))
     weights: Recipe = {"kind": "mask", "low": low} if low else {"kind": "truncate"}
     weights |= {"level": level, "high": high}
-    weights["normalise"] = given.flag(f"{IS}.rollout_is_batch_normalize")
+    weights["normalise"] = given.flag(f"{_IS}.rollout_is_batch_normalize")
     return {f"{section}.{key}": value for key, value in weights.items()}
 
 
@@ -215,15 +213,15 @@ def _bounds(written: str | None) -> tuple[float | None, float]:
     with suppress(ValueError):
         if float(high) > 0 and (not low or float(low) > 0):
             return float(low) if low else None, float(high)
-    raise UserError(f"{IS}: {written} has no bounds; write numbers above 0, as high or low_high")
+    raise UserError(f"{_IS}: {written} has no bounds; write numbers above 0, as high or low_high")
 
 
 def _optimizer_steps(given: Given, has_tags: bool) -> Recipe:
     """Steps, mini-batches and rates; their warm-ups count rollouts, ours optimizer steps."""
     ours: Recipe = {}
     batch = given.number("data.train_batch_size") or 1
-    mini = given.number(f"{ACTOR}.ppo_mini_batch_size") or batch
-    size = given.number(f"{ROLLOUT}.n_agent", f"{ROLLOUT}.n") or 1
+    mini = given.number(f"{_ACTOR}.ppo_mini_batch_size") or batch
+    size = given.number(f"{_ROLLOUT}.n_agent", f"{_ROLLOUT}.n") or 1
     ours["trainer.group_size"] = int(size)
     a_step = whole(batch * (size if has_tags else 1) / mini)
     ours["trainer.num_mini_batches"] = a_step
@@ -232,22 +230,22 @@ def _optimizer_steps(given: Given, has_tags: bool) -> Recipe:
     ours["trainer.num_steps"] = f"{UNSET}trainer.num_steps"
     if total:
         ours["trainer.num_steps"] = int(min(total, epochs or total))
-    style = given.text(*(f"{OPTIM}.{name}" for name in STYLES))
-    ours |= fall(given, style, f"{OPTIM}.min_lr", f"{OPTIM}.lr", f"{OPTIM}.min_lr_ratio")
-    if (rollouts := given.number(f"{OPTIM}.lr_warmup_steps")) and rollouts > 0:
+    style = given.text(*(f"{_OPTIM}.{name}" for name in _STYLES))
+    ours |= fall(given, style, f"{_OPTIM}.min_lr", f"{_OPTIM}.lr", f"{_OPTIM}.min_lr_ratio")
+    if (rollouts := given.number(f"{_OPTIM}.lr_warmup_steps")) and rollouts > 0:
         ours["trainer.warmup_steps"] = int(rollouts) * a_step
-    elif ratio := given.number(f"{OPTIM}.lr_warmup_steps_ratio"):
+    elif ratio := given.number(f"{_OPTIM}.lr_warmup_steps_ratio"):
         ours["trainer.warmup_steps"] = warmup(total, ratio, a_step)
     is_ppo = given.text("algorithm.adv_estimator") == "gae"
     if is_ppo and (ratio := given.number("critic.optim.lr_warmup_steps_ratio")):
-        ours[f"{CRITIC}.warmup_steps"] = warmup(total, ratio, a_step)
+        ours[f"{_CRITIC}.warmup_steps"] = warmup(total, ratio, a_step)
     return ours
 
 
 def _placement(given: Given) -> Recipe:
     ours = machines(given.number("trainer.nnodes"), given.number("trainer.n_gpus_per_node"))
     ours |= cadence(given, "trainer.save_freq", "trainer.test_freq")
-    if given.text(f"{ROLLOUT}.name") in ("vllm", "sglang", "sglang_async"):
+    if given.text(f"{_ROLLOUT}.name") in ("vllm", "sglang", "sglang_async"):
         ours["placement.engine.offload"] = True
     if (folder := given.text("trainer.default_local_dir")) is None:
         experiment = given.text("trainer.experiment_name") or "gsm8k"
@@ -255,5 +253,14 @@ def _placement(given: Given) -> Recipe:
     return ours | {"output_dir": folder}
 
 
-def is_search_r1(values: Mapping[str, Any]) -> bool:
-    return f"{ROLLOUT}.n_agent" in values or any(name.startswith("retriever.") for name in values)
+def _is_search_r1(values: Mapping[str, Any]) -> bool:
+    return f"{_ROLLOUT}.n_agent" in values or any(name.startswith("retriever.") for name in values)
+
+
+VERL = read_trainer(
+    "verl",
+    lambda values: any(name.startswith("actor_rollout_ref.") for name in values),
+    derive,
+    {"losses": _LOSSES, "bypass_losses": _BYPASS_LOSSES, "rejections": _REJECTIONS},
+    lambda values: "search_r1" if _is_search_r1(values) else "verl",
+)
