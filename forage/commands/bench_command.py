@@ -147,7 +147,6 @@ async def _ask(
     outcome: Outcome,
     bar: Bar,
 ) -> None:
-    """Runs one client, which sends requests one after another until none are left."""
     for body in bodies:
         started = time.perf_counter()
         try:
@@ -164,7 +163,6 @@ async def _ask(
 
 
 def _failure(status: int, text: bytes) -> str | None:
-    """What is wrong with the reply to one query; None if nothing is."""
     if status != 200:
         return f"status {status}: {text[:MAX_SHOWN].decode(errors='replace')}"
     try:

@@ -212,7 +212,6 @@ def _add_verbosity(parser: argparse.ArgumentParser, default: int | str) -> None:
 
 
 def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """Builds a parser that lists all commands and reads the arguments of the chosen one."""
     parser = _Parser(
         prog="forage",
         description="Trains language models to reason and search, by reinforcement learning.",
@@ -242,7 +241,6 @@ def _add_kinds(
     table: Mapping[str, Any],
     runs: Mapping[str, Callable[[argparse.Namespace], int]],
 ) -> None:
-    """Adds the kinds of a command, such as ``forage data world``, one of which is required."""
     kinds = parser.add_subparsers(metavar="KIND", title="kinds", required=True)
     for name, row in table.items():
         kind = kinds.add_parser(name, help=row["summary"], description=row["summary"])

@@ -59,7 +59,6 @@ def _add_settings(group: argparse._ArgumentGroup, models: Mapping[str, type[Base
 
 
 def _names(models: Mapping[str, type[BaseModel]]) -> list[str]:
-    """The names of several backends' settings, without duplicates."""
     names = dict.fromkeys(name for model in models.values() for name in model.model_fields)
     return [name for name in names if name != "kind"]
 
@@ -195,14 +194,12 @@ def _settings(args: Namespace, backend: str, may_read_less: bool = False) -> Any
 
 
 def _fields(*groups: str) -> list[str]:
-    """The names of all settings in some groups of backends."""
     from forage.retrieval.index.index import BACKENDS
 
     return [name for group in groups for name in _names(BACKENDS[group])]
 
 
 def _print_estimates(args: Namespace) -> None:
-    """Prints a table of the named backend, or of all that can be estimated."""
     from rich import filesize
     from rich.console import Console
     from rich.table import Table
@@ -254,7 +251,6 @@ def _dense_estimates(args: Namespace, look: CorpusLook) -> list[Estimate]:
 
 
 def _refuse(args: Namespace, names: tuple[str, ...], reason: str) -> None:
-    """Raises ``UserError`` for the first of these arguments that was given."""
     for name in names:
         value = getattr(args, name)
         is_given = value is not None and value is not False and value != []

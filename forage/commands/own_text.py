@@ -96,7 +96,6 @@ def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
 
 
 def _unlike(documents: Iterator[OwnDocument]) -> Iterator[OwnDocument]:
-    """Yields the documents; raises ``UserError`` if two rows have the same id."""
     seen: set[str] = set()
     for document in documents:
         if document.id in seen:

@@ -128,7 +128,6 @@ async def play(config: RunConfig, question: str | None, is_json: bool = False) -
 
 
 async def _questions(console: Console, question: str | None) -> AsyncIterator[str]:
-    """Yields the one question, or those typed or piped, until the end."""
     if question is not None:
         yield question
         return
@@ -141,7 +140,6 @@ async def _questions(console: Console, question: str | None) -> AsyncIterator[st
 
 
 def _read_line(console: Console, prompt: str | None) -> str:
-    """The next line with its line break; empty at the end."""
     if prompt is None:
         return sys.stdin.readline()
     try:

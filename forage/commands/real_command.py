@@ -130,7 +130,6 @@ def run_real(settings: RealSettings) -> None:
 
 
 def _lay_out(settings: RealSettings) -> None:
-    """Writes the passages and questions as plain files under ``out``; raises ``UserError``."""
     folder = settings.out / "data"
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
@@ -169,7 +168,6 @@ def _index(settings: RealSettings) -> tuple[str, ...] | None:
 
 
 def _base_model(settings: RealSettings) -> Path:
-    """The directory of the starting model, converted from a GGUF file if it is one."""
     given = Path(settings.model)
     if given.is_dir():
         return given.resolve()
@@ -202,7 +200,6 @@ def _tree(settings: RealSettings, base: Path, url: str) -> dict[str, Any]:
 
 
 def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> RunConfig:
-    """The recipe fitted to this machine, with the steps of its warm start."""
     from forage.plan.fit_here import fit_here
 
     tree = _tree(settings, base, url)
@@ -222,7 +219,6 @@ def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> Ru
 
 
 def _with_questions(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig:
-    """The recipe with as many evaluation questions as the time left by the warm start allows."""
     if "num_questions" not in notes.chosen:
         warm, left_s = config.warm_start, notes.seconds_left(minutes)
         slower = slowdown(notes, warm.num_steps * warm.sequences_per_step, minutes)
@@ -279,7 +275,6 @@ def _finish(
     sampled: tuple[EvaluationResult, EvaluationResult],
     console: Console,
 ) -> None:
-    """Writes the report and the recipe, and prints the figures."""
     from forage.evaluation.report.figure_table import to_rich
     from forage.evaluation.report.tables import before_after_table
 

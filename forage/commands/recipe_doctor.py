@@ -176,7 +176,6 @@ def _data(config: RunConfig, needed: Sequence[Need], makers: list[str]) -> Itera
 
 
 def _machine(name: str, plan: Plan) -> Finding:
-    """Whether the recipe fits this machine, and the smallest hardware it fits unchanged."""
     whats = tuple(need.what for need in plan.needs)
     obstacles = [text for text in plan.obstacles if not text.startswith(whats)]
     if not obstacles:
@@ -201,7 +200,6 @@ def _smallest(config: RunConfig) -> str | None:
 
 
 async def _probe_search(search: SearchServer) -> str | None:
-    """What is wrong with the search servers; None if they answer. All probes return this."""
     from forage.retrieval.client.client import SearchClient
 
     settings = search.model_copy(update={"startup_timeout_s": 0.1})  # one try

@@ -134,7 +134,6 @@ def read_log(path: Path) -> Iterator[Logged]:
 
 
 def _from_episode(number: int, row: Mapping[str, Any], template: str) -> Logged:
-    """Converts a Forage episode as if asked with Search-R1's prompt in Qwen's chat format."""
     episode = record_from_json(row).episode
     message = template.replace("{question}", episode.question.text)
     return Logged(

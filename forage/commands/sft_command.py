@@ -149,7 +149,6 @@ def _learn(
     sequences: Sequence[WeightedTokens],
     read_arguments: Sequence[ReadArguments],
 ) -> None:
-    """Runs the steps, with a progress bar, and writes their losses to a file."""
     from forage.training.warm_start import (
         reading_accuracy,
         supervised_micro_batches,
@@ -226,7 +225,6 @@ async def demonstrate(
 def _demonstrators(
     source: ScriptedSource | ReadingSource, player: Player, questions: Sequence[Question], seed: int
 ) -> Callable[[Job], Generate]:
-    """Returns a function that gives the demonstrator of a job."""
     from forage.retrieval.words.languages import stop_words
     from forage.rollout.play.demonstrator import (
         Demonstrator,
@@ -258,7 +256,6 @@ def _demonstrators(
 def _drawn(
     questions: Sequence[Question], source: ScriptedSource | ReadingSource, rng: random.Random
 ) -> Question:
-    """Draws the question of one demonstration, with the number of hops that its source chooses."""
     if isinstance(source, ReadingSource) or source.multi_hop_share is None:
         return rng.choice(questions)
     is_multi = rng.random() < source.multi_hop_share

@@ -50,7 +50,6 @@ def run(args: Namespace) -> int:
 
 
 def _what_is_next(config: RunConfig, args: Namespace) -> str:
-    """What has been written, and the commands that use it."""
     out, played = config.output_dir, args.rollout_only
     if played:
         episodes = out / "episodes.jsonl"
@@ -68,7 +67,6 @@ def _num_steps(number: int) -> str:
 
 
 def _up_to(config: RunConfig, num_steps: int) -> RunConfig:
-    """The run with fewer steps; raises ``UserError`` if it does not have that many."""
     if num_steps > config.trainer.num_steps:
         raise UserError(
             f"--rollout-only includes step {num_steps - 1}, but trainer.num_steps is "

@@ -160,7 +160,6 @@ def parse_yaml(text: str) -> Any:
 
 
 def _num_values(node: yaml.Node, above: tuple[int, ...], known: dict[int, int]) -> int:
-    """Counts the values of a node, each alias expanded."""
     if id(node) in above:
         raise EndlessValue("a value holds itself: an alias (*) stands below its own anchor (&)")
     if len(above) > _MAX_DEPTH:

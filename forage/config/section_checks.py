@@ -25,7 +25,6 @@ def check_sections(run: RunConfig) -> None:
 
 
 def _sizes_fit(run: RunConfig) -> None:
-    """Checks token budgets, and that the two retrievers differ."""
     env, trainer = run.environment, run.trainer
     if run.evaluation.other_search == run.search:
         raise ValueError(
@@ -51,7 +50,6 @@ def _sizes_fit(run: RunConfig) -> None:
 
 
 def _algorithm_fits(run: RunConfig) -> None:
-    """Checks the algorithm against batch sizes, rewards and token budgets."""
     algorithm, trainer, env = run.algorithm, run.trainer, run.environment
     advantage = algorithm.advantage
     if isinstance(advantage, PassAtK) and advantage.k > trainer.group_size:
@@ -107,7 +105,6 @@ def _algorithm_fits(run: RunConfig) -> None:
 
 
 def _rollback_has_a_checkpoint(run: RunConfig) -> None:
-    """Checks that a rollback still finds a checkpoint from before the alarm."""
     trainer, sentinel = run.trainer, run.sentinel
     if sentinel is None or sentinel.kind != "roll_back":
         return
@@ -123,7 +120,6 @@ def _rollback_has_a_checkpoint(run: RunConfig) -> None:
 
 
 def _placement_fits(run: RunConfig) -> None:
-    """Checks ranks and servers against the model, its device and the staleness."""
     placement = run.placement
     if run.model.device != "cpu":  # placement alone cannot tell one GPU from a CPU
         placement.check_gpus()
@@ -162,7 +158,6 @@ def _placement_fits(run: RunConfig) -> None:
 
 
 def _sampling_fits(run: RunConfig) -> None:
-    """Checks the engine against what is recorded, and the evaluation method."""
     endpoint, roll = run.model.endpoint, run.rollout
     if endpoint is not None and run.placement.in_process != TorchPlacement():
         raise ValueError(

@@ -235,7 +235,6 @@ class _Pool:
 def _by_source(
     questions: Sequence[Question], weights: Mapping[str, float]
 ) -> dict[str, list[Question]]:
-    """The questions of each source that has a positive weight; raises ``UserError``."""
     by_source: dict[str, list[Question]] = {}
     for question in questions:
         by_source.setdefault(question.source, []).append(question)

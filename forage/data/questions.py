@@ -90,7 +90,6 @@ def to_line(question: Question) -> str:
 
 
 def _questions(path: Path, form: str | None) -> Iterator[tuple[str, Question]]:
-    """Each question with its position; logs the file's form."""
     name = None if form is None else check_form(form)
     file_stem = stem(path)
     num_unanswerable = 0

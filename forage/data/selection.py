@@ -101,7 +101,6 @@ def select(files: Sequence[Path], config: SelectConfig) -> Selection:
 
 
 def _reason_against(record: EpisodeRecord, config: SelectConfig) -> str | None:
-    """Why an episode is rejected regardless of the others, or None."""
     episode = record.episode
     if (record.arm or "normal") not in config.arms:
         return f"played in the arm {record.arm or 'normal'}"

@@ -257,7 +257,6 @@ def _key(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _place(turn: Turn, made: Sequence[Turn]) -> int:
-    """The index of this very turn, not of an equal one."""
     return next(place for place, other in enumerate(made) if other is turn)
 
 

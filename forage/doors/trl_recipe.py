@@ -121,7 +121,6 @@ class _Rollout:
         return loop.run(recipe.call(tool.name, arguments, self._made))
 
     def _score(self, completion: Sequence[Mapping[str, Any]]) -> tuple[Reward, bool]:
-        """The reward of a finished rollout, and whether it counts."""
         assert self._question is not None, "TRL resets an environment before it plays"
         recipe, loop = self._recipe._recipe, self._recipe._loop
         messages = _messages(completion)

@@ -257,7 +257,6 @@ async def _open_policy(
     model: PreTrainedModel | None,
     stack: AsyncExitStack,
 ) -> Engine:
-    """The engine with the weights of ``model``: the servers of ``placement.engine``, if any."""
     if model is None:
         return await stack.enter_async_context(open_engine(config, tokenizer, None))
     hosts = LocalPlaces(config).server_hosts  # also if Ray runs the servers during training

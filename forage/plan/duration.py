@@ -119,7 +119,6 @@ def sampling_seconds(
 
 
 def _num_in_flight(config: RunConfig) -> int:
-    """Episodes decoding at the same time, in all engines together."""
     num_wanted = config.rollout.max_concurrent_episodes
     engine = config.placement.engine
     return min(num_wanted, engine.num_slots) if engine.kind == "torch" else num_wanted

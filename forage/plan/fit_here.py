@@ -122,7 +122,6 @@ def fit_here(
 
 
 def _log_plan(trainer: TrainerConfig, phase: Phase, at_once: int, peak: int, free: int) -> None:
-    """Logs the expected peak before a phase that learns."""
     LOG.info(
         "%s: expecting a peak of %.2f GB in addition to the program itself, with %.2f GB of "
         "memory free (micro-batches of %d tokens, %d at a time)",
@@ -143,7 +142,6 @@ def _as_learnt(config: RunConfig, phase: Phase) -> RunConfig:
 def _peak_of(
     config: RunConfig, size: ModelSize, cores: int, phase: Phase
 ) -> Callable[[RunConfig], int]:
-    """The peak memory of a phase, as a function of changed settings."""
     is_training = phase == "training"
     others = measure_others(config.algorithm, size) if is_training else OtherSizes()
 
@@ -175,7 +173,6 @@ def _warn_of_bfloat16(size: ModelSize) -> None:
 
 
 def _advise_bfloat16() -> None:
-    """Advises bfloat16 before the run if its products could be much faster."""
     gain = bfloat16_gain()
     if gain >= MIN_BFLOAT16_GAIN:
         LOG.info(
@@ -233,7 +230,6 @@ def _changes(
 
 
 def _is_set(config: RunConfig, key: str) -> bool:
-    """Whether the recipe or an override sets the key."""
     holder, *rest = config, *key.split(".")
     for name in rest[:-1]:
         if name not in holder.model_fields_set:

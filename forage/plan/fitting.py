@@ -169,7 +169,6 @@ def changes_that_fit(
 
 
 def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Settings that take less memory than those of ``config`` and ``taken``, cheapest first."""
     placement = config.placement
     if config.model.device == "cpu":
         yield from _cheaper_on_cpu(config, taken)

@@ -234,7 +234,6 @@ def _warnings(config: RunConfig) -> list[str]:
 
 
 def _shares_gpus_unasked(config: RunConfig) -> bool:
-    """Whether servers share the trainer's GPUs with vLLM's default share of memory."""
     placement, engine = config.placement, config.placement.engine
     if engine.kind != "vllm" or engine.urls or engine.offload or placement.own_gpus:
         return False
@@ -247,7 +246,6 @@ def _shares_gpus_unasked(config: RunConfig) -> bool:
 def _obstacles(
     config: RunConfig, machine: Machine, memory: Memory | None, needed: tuple[Need, ...]
 ) -> list[str]:
-    """What prevents training from starting on this machine, one sentence each."""
     placement = config.placement
     obstacles = placement.not_yet()
     engine = placement.engine

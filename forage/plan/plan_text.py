@@ -131,7 +131,6 @@ def _on_hardware(plan: Plan) -> Iterator[str]:
 
 
 def _fit(verdict: Fit) -> Iterator[str]:
-    """Whether the recipe fits, and every override it needs there."""
     hardware, peak = verdict.hardware, verdict.memory.peak_bytes
     if verdict.placement and verdict.num_nodes is None:
         yield f"placed there with: {' '.join(verdict.placement)}"
@@ -149,7 +148,6 @@ def _fit(verdict: Fit) -> Iterator[str]:
 
 
 def _time(plan: Plan) -> Iterator[str]:
-    """The hours of the run on named hardware, with their assumptions."""
     duration, verdict = plan.duration, plan.verdict
     if duration is None or verdict is None or verdict.proposed is None:
         return

@@ -197,7 +197,6 @@ def _on_log_axis(line: Series, zero: float) -> Series:
 
 
 def _thinned(lines: Sequence[Series], most_points: int) -> tuple[Series, ...]:
-    """Lines reduced to the lowest and highest values of each stretch of steps."""
     num_points = len(lines[0].x_T)
     if any(len(line.x_T) != num_points for line in lines):  # of several runs
         return tuple(part for line in lines for part in _thinned([line], most_points))

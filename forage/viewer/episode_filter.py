@@ -112,7 +112,6 @@ def values_of(index: EpisodeIndex, column: str) -> list[Any]:
 
 
 def _numbers(name: str, text: str) -> tuple[str, list[float]]:
-    """An SQL condition on a number, and its values."""
     match = _RANGE.fullmatch(text)
     if match is None:
         raise UserError(

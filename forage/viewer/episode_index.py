@@ -209,7 +209,6 @@ class IndexStore:
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
-    """Creates empty tables, replacing existing ones."""
     for table in ("state", "episodes", "words"):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
     for statement in _TABLES.split(";"):
@@ -316,7 +315,6 @@ def _row(offset: int, line: dict[str, Any]) -> _Row:
 
 
 def _queries(turn: Turn) -> list[Any]:
-    """The arguments of a turn's tool calls, or of a call that was not run."""
     if not turn.calls:
         return [turn.argument] if turn.kind in (ActionKind.SEARCH, ActionKind.CALL) else []
     return [value for call in turn.calls for value in call.arguments.values()]

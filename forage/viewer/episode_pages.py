@@ -159,7 +159,6 @@ class EpisodePages:
     def _group(
         self, run: ShownRun, wanted: EpisodeFilter, index: EpisodeIndex, this: EpisodeRow
     ) -> list[Sibling]:
-        """The episodes of the same question at the same step."""
         same = EpisodeFilter(step=str(this.step), question_id=this.question_id)
         rows = same.rows(index)
         places = [(run.key, wanted.file, row.offset) for row in rows]

@@ -182,7 +182,6 @@ class EvaluationBrowser:
         return [(run, file) for run in self._library.runs() for file in run.figures_files()]
 
     def _place(self, key: str) -> Place:
-        """The evaluation that an address names; raises ``UserError``."""
         places = {_key(place): place for place in self._all()}
         if key not in places:
             raise UserError(
@@ -213,7 +212,6 @@ class EvaluationBrowser:
     def _pairs(
         self, places: Sequence[Place], results: Sequence[EvaluationResult], arm: str
     ) -> dict[str, PairRow]:
-        """The questions shared by both evaluations, by id."""
         episodes = [self._episodes(place, EpisodeFilter(arm=arm)) for place in places]
         scores = [{score.question_id: score for score in result.scores[arm]} for result in results]
         rows: dict[str, PairRow] = {}
@@ -251,7 +249,6 @@ def _read_once(path: Path, changed: int) -> EvaluationResult:
 
 @functools.lru_cache(maxsize=1_024)
 def _headline_once(path: Path, changed: int) -> tuple[str, EvaluationSummary]:
-    """The model of an evaluation and its means, for a list of many evaluations."""
     result = read_result(path)
     return result.protocol.model, result.summary
 

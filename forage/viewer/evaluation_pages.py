@@ -112,7 +112,6 @@ def render_comparison_page(comparison: Comparison) -> str:
 
 
 def _evaluation_cards(result: EvaluationResult) -> list[Card]:
-    """Headline figures: exact match, pass@k, other arms, searches, recall."""
     arms = result.summary.arms
     first_name, first = next(iter(arms.items()))
     em = first.headline

@@ -77,7 +77,6 @@ class ShownRun:
         return tree, error and f"{self.directory / 'config.yaml'}: {error}"
 
     def _files(self, suffix: str) -> Iterator[str]:
-        """Files with this ending in the run and its evaluations, relative to the run."""
         for pattern in (f"*{suffix}", f"{_EVALUATIONS}/*{suffix}"):
             for path in islice(self.directory.glob(pattern), _MAX_FILES):
                 name = path.relative_to(self.directory).as_posix()

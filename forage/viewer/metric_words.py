@@ -62,5 +62,4 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def _plain(cell: str) -> str:
-    """A cell without Markdown markup."""
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").replace("\\|", "|")

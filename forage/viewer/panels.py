@@ -158,7 +158,6 @@ class Panel:
 
 
 def _read_panels() -> dict[str, list[Panel]]:
-    """The panels of ``panels.yaml`` by section."""
     text = (resources.files("forage.viewer") / "panels.yaml").read_text(encoding="utf-8")
     describes = {each.__name__: each for each in (searches_against_hops, within_float32)}
     sections: dict[str, list[Panel]] = {}

@@ -144,7 +144,6 @@ def _is_right(episode: Episode) -> bool:
 
 
 def _warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:
-    """The loss of the supervised warm start."""
     if not points:
         return None
     steps, losses = (tuple(map(float, column)) for column in zip(*points, strict=True))
@@ -165,7 +164,6 @@ def _warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:
 
 
 def _cards(run: ReportInput) -> list[Card]:
-    """Headline figures: exact match, searches, closed book, time."""
     cards: list[Card] = []
     now = run.after.arms.get("normal") if run.after else None
     then = run.before.arms.get("normal") if run.before else None

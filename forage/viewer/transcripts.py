@@ -265,7 +265,6 @@ def _arguments_text(call: ToolCall) -> str:
 
 
 def _passages(origin: Origin, turn: Turn | None, question: Question) -> tuple[PassageView, ...]:
-    """The passages in an observation, from the searches of its turn."""
     if origin is not Origin.OBSERVATION or turn is None:
         return ()
     return tuple(

@@ -83,7 +83,6 @@ class ShellScript:
 
 
 def _settings(words: list[str]) -> Iterator[tuple[str, Any]]:
-    """The settings in a command that runs Python, or in a line of an array."""
     if words[:1] == ["ray"] and words[1:2] != ["job"]:
         return
     programs = [place for place, word in enumerate(words) if Path(word).name.startswith("python")]

@@ -53,7 +53,6 @@ def derive(given: Given) -> Recipe:
 
 
 def _steps(given: Given) -> Recipe:
-    """Steps of the loop, and the schedule, which counts optimizer steps."""
     ours: Recipe = {}
     batch, mini = given.number("data.rollout_batch_size"), given.number("algorithm.n_minibatches")
     schedule = ("actor.lr_sched.lr_decay_iters", "actor.optim.total_training_steps")

@@ -174,7 +174,6 @@ def _loss(given: Given, has_tags: bool) -> Recipe:
 
 
 def _correction(given: Given) -> Recipe:
-    """Weights and rejections of ``rollout_correction``."""
     is_bypassed = given.flag(f"{_IS}.bypass_mode")
     section = "algorithm.correction"
     ours = {"algorithm.decoupled": False} if is_bypassed else _weights(given, f"{section}.weights")

@@ -79,7 +79,6 @@ def _is_document(file: Path, folder: Path) -> bool:
 
 
 def _document(process: DocumentProcess, file: Path, name: str) -> OwnDocument:
-    """The document in a file; raises ``ValueError`` if it has no text."""
     found = process.read(file)
     if not found.text.strip():
         raise ValueError("it contains no text (scanned pages need OCR first)")

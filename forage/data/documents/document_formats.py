@@ -98,7 +98,6 @@ def _read_docx(path: Path) -> DocumentText:
 def _joined(
     title: str, parts: list[tuple[tuple[str, str | int] | None, str]], between: str
 ) -> DocumentText:
-    """Parts joined into one text, each with the marks that begin there."""
     marks, start = [], 0
     for begins, text in parts:
         if begins is not None:

@@ -110,7 +110,6 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _refuse_missing(path: Path, row: Mapping[str, Any], columns: NamedColumns) -> None:
-    """Raises ``UserError`` for a named column that does not exist."""
     named = [*columns.text, *(name for name in (columns.title, columns.id) if name is not None)]
     for name in named:
         if name not in row:

@@ -70,7 +70,6 @@ class Record:
         )
 
     def _golden_answers(self, value: object, key: str) -> tuple[str, ...]:
-        """The distinct answers in one answer or a list of them."""
         found = self.read(value)
         if isinstance(found, dict):
             lowered = {str(name).lower(): each for name, each in found.items()}

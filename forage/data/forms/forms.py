@@ -188,7 +188,6 @@ def squad_passages(path: Path | str) -> list[Passage]:
 def _squad_questions(
     place: str, tree: Row, file_stem: str
 ) -> Iterator[tuple[str, Question | None]]:
-    """Each question with its position; its distinct answers in the file's order."""
     for passage, paragraph in _paragraphs(place, tree, file_stem):
         where = f"{place}: paragraph {passage.id}"
         for number, row in enumerate(objects(where, paragraph.get("qas"), "qas")):

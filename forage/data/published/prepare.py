@@ -122,7 +122,6 @@ def _questions(
 def _rows(
     name: str, part: BenchmarkPart, source: str | None, start: int
 ) -> Iterator[tuple[str, dict[str, object]]]:
-    """The rows of a set from number ``start`` on, each with its position."""
     file = _local_file(part, source)
     if file is not None:
         yield from (row for number, row in enumerate(read_rows(file)) if number >= start)

@@ -199,7 +199,6 @@ def _commit(hub_id: str, out: Path, api: HfApi, revision: str) -> str:
 
 
 def _listing(corpus: Published, api: HfApi, commit: str) -> dict[str, list[RepoFile]]:
-    """The pieces of each file, from the hub's list of the repository."""
     from huggingface_hub.hf_api import RepoFile
 
     hub_id = corpus.hub_id
@@ -256,7 +255,6 @@ def _digest(path: Path, digest: Hash) -> str:
 
 
 def _verify(path: Path, digest: Hash, published: str, source: str) -> None:
-    """Raises ``UserError`` and removes the file if its checksum is not the published one."""
     found = _digest(path, digest)
     if found != published:
         path.unlink()

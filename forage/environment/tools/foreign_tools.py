@@ -99,7 +99,6 @@ def refuse_control_tokens(
 
 
 def _added(codec: Codec, protocol: TurnProtocol) -> list[int]:
-    """The added tokens in the descriptions of all tools, in order."""
     lines = [*map(protocol.prompt_line, protocol.tools), protocol.invalid_message or ""]
     text = "\n".join(lines)
     if codec.tokenizer.chat_template:
@@ -108,7 +107,6 @@ def _added(codec: Codec, protocol: TurnProtocol) -> list[int]:
 
 
 def _blank(tool: Tool) -> Tool:
-    """The tool with a word in place of each text of the server's."""
     words: dict[str, str] = {}
 
     def blank(text: str) -> str:

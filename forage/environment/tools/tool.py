@@ -155,7 +155,6 @@ class Tool:
 
 
 def _fits(value: object, schema: Mapping[str, Any]) -> bool:
-    """Whether a JSON value matches the type, the choices and the items of a schema."""
     if "anyOf" in schema:
         return any(_fits(value, one) for one in schema["anyOf"])
     if "enum" in schema and value not in schema["enum"]:

@@ -172,7 +172,6 @@ def _schema_of(function: Any, path: str) -> dict[str, Any]:
 
 
 def _schema_of_type(annotation: Any) -> dict[str, Any] | None:
-    """The JSON schema of a type, or None for a type JSON does not have."""
     if annotation in _JSON_TYPES:
         return {"type": _JSON_TYPES[annotation]}
     if annotation is type(None):

@@ -120,7 +120,6 @@ AnyPlayer = Player | RejectionSampler | BaselinePlayer
 
 
 def _half_of_the_slots(num_slots: int) -> asyncio.Semaphore:
-    """A semaphore for half as many questions as the engine has slots; raises ``UserError``."""
     if num_slots < 2:
         raise UserError(
             "evaluation.method: search_o1 uses two contexts per question at once, but "
