@@ -283,7 +283,7 @@ def test_a_disk_that_becomes_read_only_ends_the_run_and_loses_nothing(tmp_path: 
         ({"trainer": {"questions_per_step": 5000}}, "fewer than trainer.questions_per_step"),
         ({"rollout": {"temperature": 0.0}}, "a greedy policy does not explore"),
         ({"rollout": {"top_p": 0.9}}, "breaks the probability ratio"),
-        ({"trainer": {"group_size": 1}}, "at least 2 episodes of a question"),
+        ({"trainer": {"group_size": 1}}, "at least 2 episodes per question"),
         ({"data": {"train": None}}, "data.train is missing"),
         ({"data": {"train": "no/such/file.jsonl"}}, "cannot read the questions no/such/file.jsonl"),
         ({"model": {"path": "no/such/model"}}, "model.path is 'no/such/model'"),

@@ -147,36 +147,37 @@ class AlgorithmConfig(Frozen):
         aggregate = self.aggregate.kind
         if isinstance(self.advantage, DrGrpo) and aggregate != "constant":
             raise ValueError(
-                f"algorithm.advantage: dr_grpo is made for algorithm.aggregate: constant, not "
+                f"algorithm.advantage: dr_grpo needs algorithm.aggregate: constant, not "
                 f"{aggregate}; set algorithm.aggregate.kind=constant and "
-                "algorithm.aggregate.tokens to the tokens that an episode may write, or take "
+                "algorithm.aggregate.tokens to the tokens that an episode may write, or use "
                 "advantage: grpo with normalise_by_std: false"
             )
         if isinstance(self.loss, GspoLoss | GmpoLoss) and aggregate != "sequence_mean":
             raise ValueError(
-                f"algorithm.loss: {self.loss.kind} weighs sequences and not tokens: set "
+                f"algorithm.loss: {self.loss.kind} weights sequences, not tokens: set "
                 f"algorithm.aggregate: sequence_mean instead of {aggregate}"
             )
         if self.train_observations and isinstance(self.advantage, Gae):
             raise ValueError(
                 "algorithm.train_observations: a critic has no value and no return for tokens that "
-                f"nobody chose; take another advantage than {self.advantage.kind}, or leave it off"
+                f"the policy did not sample; use another advantage than {self.advantage.kind}, or "
+                "set it to false"
             )
         in_reward = self.kl is not None and self.kl.place == "reward"
         if isinstance(self.advantage, Gdpo) and (in_reward or self.overlong is not None):
             name = "kl.place: reward" if in_reward else "overlong"
             raise ValueError(
-                f"algorithm.{name} does nothing with the advantage gdpo, which reads parts of the "
-                "reward alone; remove it"
+                f"algorithm.{name} does nothing with the advantage gdpo, which only reads parts "
+                "of the reward; remove it"
             )
         if isinstance(self.loss, InterpolatedLoss) and self.decoupled:
             raise ValueError(
-                "algorithm.loss: interpolated stands in for algorithm.decoupled, whose pass over "
-                "the batch it saves; set algorithm.decoupled: false"
+                "algorithm.loss: interpolated replaces algorithm.decoupled and saves its pass over "
+                "the batch; set algorithm.decoupled: false"
             )
         if self.correction.weights is not None and not self.decoupled:
             raise ValueError(
                 "algorithm.correction.weights needs algorithm.decoupled: true: without it the "
-                "loss's own ratio is taken to the sampler and would be counted twice"
+                "loss's own ratio already compares with the sampler and would be counted twice"
             )
         return self

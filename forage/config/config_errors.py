@@ -39,7 +39,7 @@ def explain(root: type[BaseModel], detail: dict[str, Any]) -> str:
     """Turns a pydantic error about settings of ``root`` into a sentence for the user."""
     place = _place(root, detail["loc"])
     path, kinds = place.path, list(kinds_of(place.inner))
-    or_null = ", or null to do without" if place.may_be_null else ""
+    or_null = ", or null to turn it off" if place.may_be_null else ""
     match detail["type"]:
         case "extra_forbidden":
             return f"unknown key {path}{_hint(root, place)}"
@@ -49,12 +49,11 @@ def explain(root: type[BaseModel], detail: dict[str, Any]) -> str:
             what = f": {field.description}" if field is not None and field.description else ""
             return f"{path} is missing{what}"
         case "union_tag_not_found":
-            return f"{path}.kind is missing; there are: {', '.join(kinds)}"
+            return f"{path}.kind is missing; choose from: {', '.join(kinds)}"
         case "union_tag_invalid":
             tag = str(detail["ctx"]["tag"])
             nearest = did_you_mean(tag, kinds) or "."
-            there_are = f"There are: {', '.join(kinds)}{or_null}"
-            return f"{path}: there is no kind {tag!r}{nearest} {there_are}"
+            return f"{path}: unknown kind {tag!r}{nearest} Choose from: {', '.join(kinds)}{or_null}"
         case "model_type" | "model_attributes_type" | "dict_type":
             or_kind = " or the name of a kind" if kinds else ""
             needed = f"a section of keys{or_kind} is needed{or_null}"

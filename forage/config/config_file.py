@@ -45,7 +45,7 @@ def read_tree(path: Path, models: Models = (), based_on_it: tuple[Path, ...] = (
     for name in names:
         base = path.parent / name
         if base.resolve() in chain:
-            raise UserError(f"{path}: {BASE} names {name}, which is based on it in turn")
+            raise UserError(f"{path}: {BASE} names {name}, which is itself based on this file")
         merged = merge(merged, read_tree(base, models, chain), models)
     if "note" not in tree and _has_model(tree):
         merged.pop("note", None)
@@ -116,7 +116,7 @@ def _read(path: Path) -> Tree:
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{path} holds a {type(tree).__name__}; a mapping of settings is needed")
+        raise UserError(f"{path} contains a {type(tree).__name__}; a mapping of settings is needed")
     return tree
 
 
@@ -150,7 +150,7 @@ def parse_yaml(text: str) -> Any:
         if node is None:
             return None
         if (num_values := _num_values(node, (), {})) > _MAX_VALUES:
-            raise EndlessValue(f"its aliases (*) stand for {num_values:,} values")
+            raise EndlessValue(f"its aliases (*) expand to {num_values:,} values")
         return loader.construct_document(node)
     except RecursionError as error:
         raise EndlessValue("its values are nested too deep") from error
@@ -161,7 +161,7 @@ def parse_yaml(text: str) -> Any:
 
 def _num_values(node: yaml.Node, above: tuple[int, ...], known: dict[int, int]) -> int:
     if id(node) in above:
-        raise EndlessValue("a value holds itself: an alias (*) stands below its own anchor (&)")
+        raise EndlessValue("a value contains itself: an alias (*) is below its own anchor (&)")
     if len(above) > _MAX_DEPTH:
         raise EndlessValue(f"its values are nested more than {_MAX_DEPTH} deep")
     if id(node) not in known:

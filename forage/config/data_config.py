@@ -65,7 +65,7 @@ class DataConfig(Frozen):
         is_used = self.order == "easy_first" or self.has_band
         if self.difficulty is not None and not is_used:
             raise ValueError(
-                "data.difficulty does nothing by itself: set data.order to easy_first, or "
+                "data.difficulty has no effect on its own: set data.order to easy_first, or "
                 "data.min_success and data.max_success"
             )
         if self.difficulty is None and is_used:

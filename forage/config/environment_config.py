@@ -49,9 +49,9 @@ class EnvironmentConfig(Frozen):
         most = self.max_turns - (not self.has_final_turn)
         if self.keep_observations is not None and self.keep_observations >= most:
             raise ValueError(
-                f"environment.keep_observations ({self.keep_observations}) archives nothing: an "
-                f"episode of max_turns {self.max_turns} goes on after {most} results at most; "
-                "lower it, or remove it"
+                f"environment.keep_observations ({self.keep_observations}) archives nothing: "
+                f"with max_turns {self.max_turns}, an episode continues after at most {most} "
+                "results; lower it, or remove it"
             )
         return self
 
@@ -74,7 +74,7 @@ class EnvironmentConfig(Frozen):
         if self.tools != ("search",):
             named = ", ".join(map(written, self.tools))
             raise ValueError(
-                f"environment.dialect: {self.dialect} knows no tool but search, and "
+                f"environment.dialect: {self.dialect} supports only the tool search, but "
                 f"environment.tools is {named}; use the dialect forage"
             )
         return self

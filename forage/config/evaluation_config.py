@@ -66,8 +66,8 @@ class EvaluationConfig(Frozen):
             raise ValueError(f"evaluation.arms names {', '.join(twice)} more than once")
         if not self.searches and self.arms != ("normal",):
             raise ValueError(
-                f"evaluation.method: {self.method} never searches, so that its arms would all be "
-                "the same; set evaluation.arms: [normal]"
+                f"evaluation.method: {self.method} never searches, so all its arms would be "
+                "identical; set evaluation.arms: [normal]"
             )
         if ("other_retriever" in self.arms) != (self.other_search is not None):
             raise ValueError(
@@ -87,7 +87,7 @@ class EvaluationConfig(Frozen):
         if (self.num_training_questions or 0) > (self.num_questions or math.inf):
             raise ValueError(
                 f"evaluation.num_training_questions ({self.num_training_questions}) is above "
-                f"evaluation.num_questions ({self.num_questions}), of which they are a part"
+                f"evaluation.num_questions ({self.num_questions}), which includes them; lower it"
             )
         if self.num_candidates is not None and self.method != "rejection_sampling":
             raise ValueError(

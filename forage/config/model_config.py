@@ -83,22 +83,22 @@ class EndpointConfig(Frozen):
             )
         if parts.username or parts.password or parts.query:
             raise ValueError(
-                "model.endpoint.url holds a user, a password or a query, which recipes and logs "
-                "would show: use model.endpoint.key_file or key_variable"
+                "model.endpoint.url contains a user, a password or a query, which recipes and "
+                "logs would show: use model.endpoint.key_file or key_variable"
             )
         if self.key_variable is not None and self.key_file is not None:
             raise ValueError(
-                "model.endpoint.key_variable and key_file both name a key; leave one of them out"
+                "model.endpoint.key_variable and key_file both name a key; remove one of them"
             )
         if self.omit and self.form == "completions":
             raise ValueError(
                 f"model.endpoint.omit ({', '.join(self.omit)}) is for form: chat; a server that "
-                "gives token ids takes all these fields"
+                "returns token ids accepts all these fields; remove it"
             )
         own = sorted(_OWN_FIELDS[self.form] & self.extra.keys())
         if own:
             raise ValueError(
-                f"model.endpoint.extra holds {', '.join(own)}, which follow from other settings "
+                f"model.endpoint.extra contains {', '.join(own)}, which follow from other settings "
                 "(rollout.temperature, rollout.top_p, environment.max_turn_tokens, seed)"
             )
         return self

@@ -82,7 +82,7 @@ class RayCluster(Frozen):
 
     kind: Literal["ray"] = "ray"
     address: str | None = None
-    """Ray's address (HOST:PORT or auto); null: RAY_ADDRESS, or else started on this machine."""
+    """Ray's address (HOST:PORT or auto); null: RAY_ADDRESS, otherwise Ray is started here."""
     startup_timeout_s: float = Field(default=45.0, gt=0)
     """Seconds to reach Ray and to reserve places for the run."""
     cpus_each: float = Field(default=1.0, gt=0)
@@ -193,7 +193,7 @@ class PlacementConfig(Frozen):
         missing: list[str] = []
         if self.num_nodes > 1 and self.cluster.kind == "local":
             missing.append(
-                f"placement asks for {self.num_nodes} machines, which Ray joins: set "
+                f"placement requests {self.num_nodes} machines, which need Ray: set "
                 "placement.cluster to ray"
             )
         if self.engine.kind == "sglang" and not self.engine.urls:
@@ -203,8 +203,9 @@ class PlacementConfig(Frozen):
             )
         if self.engine.offload and self.num_ranks is None:
             missing.append(
-                "placement.engine.offload is true, and one process learns, whose states cannot "
-                "rest in host memory: set placement.trainer.num_ranks to 1, or offload to false"
+                "placement.engine.offload is true, but training runs in the main process, whose "
+                "states cannot be offloaded: set placement.trainer.num_ranks to 1, or offload to "
+                "false"
             )
         return missing
 
@@ -222,7 +223,7 @@ class PlacementConfig(Frozen):
         if self.own_gpus >= self.num_gpus:
             has = "one" if self.num_gpus == 1 else f"{self.num_gpus}"
             raise ValueError(
-                f"placement.engine.own_gpus ({self.own_gpus}) leaves no GPU to learn on: the run "
+                f"placement.engine.own_gpus ({self.own_gpus}) leaves no GPU for training: the run "
                 f"has {has}; lower it, or set it to 0 to share the trainer's GPUs"
             )
         if self.num_gpus > 1:
@@ -236,18 +237,18 @@ class PlacementConfig(Frozen):
         if num_ranks > learners:
             raise ValueError(
                 f"placement.trainer has {num_ranks} ranks for {learners} GPUs: "
-                f"{self.num_gpus} in all, less placement.engine.own_gpus ({self.own_gpus})"
+                f"{self.num_gpus} in total, minus placement.engine.own_gpus ({self.own_gpus})"
             )
         for_servers, needed = self.own_gpus or self.num_gpus, self.num_servers * size
         if needed > for_servers:
             raise ValueError(
-                f"placement.engine asks for {self.num_servers} servers of {size} GPUs, but there "
-                f"are {for_servers} for them"
+                f"placement.engine requests {self.num_servers} servers of {size} GPUs, but only "
+                f"{for_servers} are available to them"
             )
         # Ray gives this run a GPU for each rank: servers without their own share these alone.
         if self.cluster.kind == "ray" and not self.own_gpus and needed > num_ranks:
             raise ValueError(
-                f"placement.engine asks for {self.num_servers} servers of {size} GPUs, and under "
+                f"placement.engine requests {self.num_servers} servers of {size} GPUs, but under "
                 f"Ray they share the GPUs of the {num_ranks} ranks: lower placement.engine."
                 "num_servers, raise placement.trainer.num_ranks, or give servers "
                 "placement.engine.own_gpus"
@@ -258,7 +259,7 @@ class PlacementConfig(Frozen):
         is_idle = self.num_ranks == 1 and not self.num_servers and self.num_gpus == 1
         if self.cluster.kind == "ray" and is_idle and self.trainer is None:
             raise ValueError(
-                "placement.cluster is ray, and one process learns and samples: set "
+                "placement.cluster is ray, but one process learns and samples: set "
                 "placement.trainer.num_ranks or placement.engine, or remove cluster"
             )
         return self

@@ -141,14 +141,14 @@ class RunConfig(Frozen):
             )
         if self.rollout.top_p < 1:
             raise UserError(
-                f"rollout.top_p is {self.rollout.top_p}: sampling from a cut distribution breaks "
-                "the probability ratio; use 1.0 to train"
+                f"rollout.top_p is {self.rollout.top_p}: sampling from a truncated distribution "
+                "breaks the probability ratio; use 1.0 to train"
             )
         if self.model.lora is not None and self.model.lora.dropout:
             raise UserError(
-                f"model.lora.dropout is {self.model.lora.dropout}: the trainer would see another "
-                "policy than the one that sampled, and the probability ratio would be noise; use 0 "
-                "to train (forage sft may drop)"
+                f"model.lora.dropout is {self.model.lora.dropout}: the trainer would see a "
+                "different policy from the one that sampled, and the probability ratio would be "
+                "noise; use 0 to train (only forage sft may use dropout)"
             )
         own = [("reward.functions", function.path) for function in self.reward.functions]
         own.append(("algorithm.advantage", own_function(self.algorithm.advantage)))
@@ -157,15 +157,15 @@ class RunConfig(Frozen):
             if function is not None and not can_be_recorded(function):
                 raise UserError(
                     f"{key}: {written(function)} is a lambda or a partial, which config.yaml and "
-                    "checkpoints cannot name, so that a resumed run might learn from another "
-                    "function; define it with def"
+                    "checkpoints cannot name, so a resumed run might use another function; define "
+                    "it with def"
                 )
         if self.data.train is None:
             raise UserError("data.train is missing: name a file of questions")
         if self.trainer.group_size < 2 and self.algorithm.advantage.needs_groups:
             raise UserError(
                 f"trainer.group_size is {self.trainer.group_size}: a group baseline needs at "
-                "least 2 episodes of a question"
+                "least 2 episodes per question"
             )
 
     def check_supervised(self) -> None:
@@ -173,17 +173,17 @@ class RunConfig(Frozen):
         self.check_weights_are_here("supervised learning")
         if self.model.lora is not None and self.warm_start.optimizer.kind == "muon":
             raise UserError(
-                "model.lora with warm_start.optimizer: muon: Muon evens out the directions of a "
-                "matrix, which a product of two thin ones does not survive; set "
-                "warm_start.optimizer: adamw, and warm_start.learning_rate to 1e-4 or so"
+                "model.lora with warm_start.optimizer: muon: Muon orthogonalises the update of a "
+                "matrix, which does not suit the thin factors of an adapter; set "
+                "warm_start.optimizer: adamw, and warm_start.learning_rate to about 1e-4"
             )
 
     def check_weights_are_here(self, doing: str) -> None:
         """Raises ``UserError`` if a server has the policy's weights."""
         if self.model.endpoint is not None:
             raise UserError(
-                f"model.endpoint is set: {doing} needs the weights of model.path, and what a "
-                "server samples is never learnt from; remove it (forage eval and play use it)"
+                f"model.endpoint is set: {doing} needs the weights of model.path, and never "
+                "uses episodes that a server sampled; remove it (forage eval and play use it)"
             )
 
 

@@ -45,7 +45,7 @@ class SearchSettings(Frozen):
     """Degrades results, for experiments; null: none."""
 
     @property
-    def num_asked(self) -> int:
+    def num_requested(self) -> int:
         """Passages requested from the retriever."""
         return self.topk if self.noise is None else max(self.topk, self.noise.pool)
 

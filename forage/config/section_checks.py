@@ -28,19 +28,19 @@ def _sizes_fit(run: RunConfig) -> None:
     env, trainer = run.environment, run.trainer
     if run.evaluation.other_search == run.search:
         raise ValueError(
-            "evaluation.other_search is the same as search: the arms normal and "
-            "other_retriever would be one; name another url, or remove it"
+            "evaluation.other_search is the same as search, so the arms normal and "
+            "other_retriever would be identical; set another url, or remove it"
         )
     endpoint = run.model.endpoint
     if env.keep_observations is not None and endpoint and endpoint.form == "chat":
         raise ValueError(
-            "environment.keep_observations begins contexts anew, token by token, and a chat "
-            "endpoint takes messages: use model.endpoint.form: completions, or remove it"
+            "environment.keep_observations restarts contexts from tokens, but a chat endpoint "
+            "takes messages: use model.endpoint.form: completions, or remove it"
         )
     if env.max_turn_tokens + env.max_observation_tokens > env.max_tokens:
         raise ValueError(
-            f"environment.max_tokens ({env.max_tokens}) does not hold one turn "
-            f"({env.max_turn_tokens}) and one observation ({env.max_observation_tokens})"
+            f"environment.max_tokens ({env.max_tokens}) is too small for one turn "
+            f"({env.max_turn_tokens}) and one observation ({env.max_observation_tokens}); raise it"
         )
     if trainer.max_tokens_per_micro_batch < env.max_tokens:
         raise ValueError(
@@ -74,7 +74,7 @@ def _algorithm_fits(run: RunConfig) -> None:
     is_fresh = algorithm.decoupled or run.rollout.max_staleness == 0
     if algorithm.likelihood_protection and is_learnt_once and is_fresh:
         raise ValueError(
-            "algorithm.likelihood_protection does nothing where each batch is learnt once: "
+            "algorithm.likelihood_protection has no effect if each batch is used for one update: "
             "set trainer.num_mini_batches or trainer.num_epochs above 1, or remove it"
         )
     if algorithm.dynamic_sampling and trainer.group_size < 2:
@@ -84,21 +84,20 @@ def _algorithm_fits(run: RunConfig) -> None:
         )
     if run.reward.search_cost and isinstance(advantage, TurnRewards) and advantage.search_cost:
         raise ValueError(
-            "reward.search_cost and algorithm.advantage.search_cost both take off what a "
-            "search costs: remove the first to charge the turn that searched, or the second to "
-            "charge the episode"
+            "reward.search_cost and algorithm.advantage.search_cost both charge for searches: "
+            "remove the first to charge the turn that searched, or the second to charge the episode"
         )
     gain = algorithm.information_gain
     if gain is not None and gain.num_others and trainer.questions_per_step < 2:
         raise ValueError(
             "algorithm.advantage.information_gain: others compares a search with those of "
-            "other questions of the step: set trainer.questions_per_step above 1, or take "
+            "other questions of the step: set trainer.questions_per_step above 1, or use "
             "information_gain: before"
         )
     overlong = algorithm.overlong
     if overlong and overlong.max_tokens - overlong.buffer_tokens >= env.max_tokens:
         raise ValueError(
-            f"algorithm.overlong.max_tokens ({overlong.max_tokens}) less its buffer_tokens "
+            f"algorithm.overlong.max_tokens ({overlong.max_tokens}) minus its buffer_tokens "
             f"is not below environment.max_tokens ({env.max_tokens}): no episode could reach "
             "it; lower it"
         )
@@ -131,29 +130,29 @@ def _placement_fits(run: RunConfig) -> None:
         )
     if engine.kind == "vllm" and engine.transfer == "adapters" and run.model.lora is None:
         raise ValueError(
-            "placement.engine.transfer is adapters, and the run learns none: set model.lora, "
-            "or transfer to group"
+            "placement.engine.transfer is adapters, but the run trains none: set model.lora, "
+            "or set transfer to group"
         )
     if run.model.arithmetic is not None and placement.num_ranks is not None:
         raise ValueError(
-            "model.arithmetic is for one process; ranks gather their weights in "
+            "model.arithmetic needs a single process; ranks gather their weights in "
             "placement.trainer.compute_dtype: set that instead"
         )
     if run.model.compile and placement.num_ranks is not None:
         raise ValueError(
-            "model.compile is for one process: a layer that is cut over ranks is gathered "
-            "around its call; remove it"
+            "model.compile needs a single process: ranks gather a sharded layer around each "
+            "call; remove it"
         )
     if run.model.device == "cpu" and placement.num_gpus > 1:
         raise ValueError(
-            f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs: set "
+            f"model.device is cpu, but placement requests {placement.num_gpus} GPUs: set "
             "model.device to cuda, or remove placement"
         )
     if placement.engine.offload and run.rollout.max_staleness > 0:
         raise ValueError(
-            f"rollout.max_staleness is {run.rollout.max_staleness}, and with "
-            "placement.engine.offload nothing is sampled while the trainer learns: set one of "
-            "them to 0 or false"
+            f"rollout.max_staleness is {run.rollout.max_staleness}, but with "
+            "placement.engine.offload nothing is sampled while the trainer learns: set "
+            "max_staleness to 0, or offload to false"
         )
 
 
@@ -166,17 +165,17 @@ def _sampling_fits(run: RunConfig) -> None:
     has_none = endpoint is not None or run.placement.engine.kind == "sglang"
     if roll.num_alternatives and has_none:
         raise ValueError(
-            f"rollout.num_alternatives is {roll.num_alternatives}, and only the in-process "
+            f"rollout.num_alternatives is {roll.num_alternatives}, but only the in-process "
             "engine and vLLM (placement.engine) record alternatives; set it to 0"
         )
     is_chat = endpoint is not None and endpoint.form == "chat"
     if is_chat and run.environment.protocol == "tools":
         raise ValueError(
             "environment.protocol: tools needs the tokens of the chat template, which "
-            "model.endpoint.form: chat does not give; use environment.protocol: tags"
+            "model.endpoint.form: chat does not return; use environment.protocol: tags"
         )
     if run.evaluation.method == "rejection_sampling" and roll.temperature <= 0:
         raise ValueError(
-            "evaluation.method: rejection_sampling chooses among different episodes, and at "
+            "evaluation.method: rejection_sampling chooses among different episodes, but at "
             "rollout.temperature 0 they are all the same; raise it"
         )

@@ -57,7 +57,7 @@ class VllmPlacement(ServerPlacement):
     own_gpus: int = Field(default=0, ge=0)
     """GPUs reserved for servers; 0: servers share the trainer's GPUs."""
     program: Path | None = None
-    """The vllm command; null: the one installed by make vllm, or else the one on the PATH."""
+    """The vllm command; null: the one installed by make vllm, otherwise the one on the PATH."""
     arguments: tuple[str, ...] = ()
     """Additional arguments of vllm serve, for servers that Forage starts."""
     startup_timeout_s: float = Field(default=600.0, gt=0)
@@ -69,8 +69,8 @@ class VllmPlacement(ServerPlacement):
     def _shares_or_has_its_own(self) -> Self:
         if self.offload and self.own_gpus:
             raise ValueError(
-                f"placement.engine.own_gpus ({self.own_gpus}) gives servers GPUs of their own, and "
-                "placement.engine.offload has them share the trainer's in turn; remove one of them"
+                f"placement.engine.own_gpus ({self.own_gpus}) reserves GPUs for servers, but "
+                "placement.engine.offload makes them share the trainer's; remove one of them"
             )
         return self
 
@@ -96,7 +96,7 @@ class SglangPlacement(ServerPlacement):
     def _nccl_has_gpus_to_itself(self) -> Self:
         if self.offload and self.transfer == "group":
             raise ValueError(
-                "placement.engine.offload shares GPUs with the trainer, and placement.engine."
-                "transfer: group needs others than the trainer's: set transfer to disk"
+                "placement.engine.offload shares the trainer's GPUs, but placement.engine."
+                "transfer: group needs separate ones: set transfer to disk"
             )
         return self

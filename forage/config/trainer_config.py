@@ -51,8 +51,8 @@ class TrainerConfig(Frozen):
     def _copies_outlive_the_run(self) -> Self:
         if self.checkpoint_url is not None and self.checkpoint_url.startswith("memory:"):
             raise ValueError(
-                f"trainer.checkpoint_url is {self.checkpoint_url}, the memory of the run itself: "
-                "copies there are lost with it; name a store that outlives it, such as s3:// or "
-                "file://"
+                f"trainer.checkpoint_url is {self.checkpoint_url}, the run's own memory, so "
+                "copies there are lost when the run ends; name persistent storage, such as s3:// "
+                "or file://"
             )
         return self

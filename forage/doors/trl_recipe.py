@@ -132,18 +132,18 @@ class _Rollout:
 def _messages(completion: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The policy's messages in TRL's rollout, each with the number of results that follow it."""
     messages: list[Message] = []
-    for place, said in enumerate(completion):
-        if said["role"] != "assistant":
+    for place, message in enumerate(completion):
+        if message["role"] != "assistant":
             continue
         num_answered = 0
         while (after := place + num_answered + 1) < len(completion):
             if completion[after]["role"] != "tool":
                 break
             num_answered += 1
-        thought, text = said.get("reasoning_content"), said.get("content") or ""
+        thought, text = message.get("reasoning_content"), message.get("content") or ""
         if thought is not None:
             text = f"<think>\n{thought}\n</think>\n\n{text}"
-        functions = [call["function"] for call in said.get("tool_calls") or ()]
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
         calls = tuple((f["name"], f.get("arguments") or {}) for f in functions)
         messages.append(Message(text, calls, num_answered))
     return messages

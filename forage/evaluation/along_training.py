@@ -43,10 +43,10 @@ class TrainingEvaluation:
         self._config = config
         self._player = player
         self._score = score
-        is_asked = bool(config.evaluation.every) or config.evaluation.at_end
-        self._questions = questions_to_evaluate(config) if is_asked else []
+        is_evaluated = bool(config.evaluation.every) or config.evaluation.at_end
+        self._questions = questions_to_evaluate(config) if is_evaluated else []
         player.check_prompts(self._questions)
-        self._passages, self._digest = open_passages(config) if is_asked else (None, None)
+        self._passages, self._digest = open_passages(config) if is_evaluated else (None, None)
         self._evaluator: Evaluator | None = None
 
     async def open(self, engine: Generate, search: SearchClient, stack: AsyncExitStack) -> None:

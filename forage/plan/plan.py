@@ -164,7 +164,7 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
 def _check_prompt(config: RunConfig) -> None:
     """Raises ``UserError`` for a prompt that training would refuse, even without the tokenizer.
 
-    A bundled tokenizer stands in for it: tags are spelt the same for every model, calls for most.
+    A bundled tokenizer replaces it: tags are spelt the same for every model, calls for most.
     """
     environment, path = config.environment, Path(config.model.path)
     template = PromptTemplate.load(environment.prompt)

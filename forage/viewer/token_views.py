@@ -30,7 +30,7 @@ class TokenView:
     """One token; the page's script shows ``info`` as a tooltip.
 
     ``info`` is "id", or "id logprob version" for a sampled token. If they were recorded, the
-    advantage and the trainer's minus the sampler's log-probability follow. "-" stands for a missing
+    advantage and the trainer's minus the sampler's log-probability follow. "-" marks a missing
     value, and for the version of an evaluated policy. ``style`` combines u (probability below
     50 %), n (line break) and g (golden answer). ``others`` lists the most likely tokens at this
     position as JSON pairs of text and log-probability, or is "".
@@ -66,8 +66,8 @@ def view_tokens(
     """A view of each token; ``learnt`` is the result of ``learnt_of`` for the segment."""
     is_sampled = segment.origin is Origin.SAMPLED
     texts = _texts(segment.token_ids_T, decode)
-    is_asked = segment.origin in (Origin.PROMPT, Origin.FOLDED)
-    spans = [] if is_asked else golden_spans("".join(texts), golden_answers)
+    is_given = segment.origin in (Origin.PROMPT, Origin.FOLDED)
+    spans = [] if is_given else golden_spans("".join(texts), golden_answers)
     stops = [stop for _, stop in spans]
     views: list[TokenView] = []
     others = [_others(alternatives, decode) for alternatives in segment.alternatives_T]

@@ -95,7 +95,7 @@ def test_lists_are_replaced_and_not_joined(tmp_path: Path) -> None:
     assert read_tree(recipe) == {"evaluation": {"arms": ["random"]}}
 
 
-CIRCLE = "a value holds itself: an alias .* stands below its own anchor"
+CIRCLE = "a value contains itself: an alias .* is below its own anchor"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_a_value_that_stands_in_several_places_is_no_circle(tmp_path: Path) -> N
         ("base: absent.yaml\n", r"cannot read the config .*absent\.yaml"),
         ("base: {a: b}\n", "name a file, or a list of files"),
         ("base: [1]\n", "name a file, or a list of files"),
-        ("base: circle.yaml\n", r"circle\.yaml, which is based on it in turn"),
-        ("base: other.yaml\n", r"circle\.yaml, which is based on it in turn"),
+        ("base: circle.yaml\n", r"circle\.yaml, which is itself based on this file"),
+        ("base: other.yaml\n", r"circle\.yaml, which is itself based on this file"),
     ],
 )
 def test_a_base_that_cannot_be_used_is_refused(tmp_path: Path, text: str, expected: str) -> None:

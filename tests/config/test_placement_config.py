@@ -50,9 +50,9 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
         ),
         (
             {"placement": {"engine": {"kind": "vllm", "transfer": "adapters"}}},
-            "placement.engine.transfer is adapters, and the run learns none",
+            "placement.engine.transfer is adapters, but the run trains none",
         ),
-        ({"device": "cpu", "placement": {"gpus_per_node": 2}}, "asks for 2 GPUs"),
+        ({"device": "cpu", "placement": {"gpus_per_node": 2}}, "requests 2 GPUs"),
         (
             {"placement": {"engine": {"kind": "vllm", "urls": ["10.0.0.5:8000"]}}},
             "name the address of a server",
@@ -63,7 +63,7 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
         ),
         (
             {"placement": {"engine": {"kind": "sglang", "transfer": "group", "offload": True}}},
-            "needs others than the trainer's: set transfer to disk",
+            "needs separate ones: set transfer to disk",
         ),
         (
             {"placement": {"engine": {"kind": "sglang", "urls": ["http://a", "http://a/"]}}},
@@ -75,15 +75,15 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
         ),
         (
             {"placement": {"engine": {"kind": "vllm", "own_gpus": 1}}},
-            "own_gpus (1) leaves no GPU to learn on: the run has one; lower it",
+            "own_gpus (1) leaves no GPU for training: the run has one; lower it",
         ),
         (
             {"placement": {"gpus_per_node": 8, "engine": {"kind": "vllm", "own_gpus": 8}}},
-            "own_gpus (8) leaves no GPU to learn on: the run has 8; lower it",
+            "own_gpus (8) leaves no GPU for training: the run has 8; lower it",
         ),
         (
             {"placement": {"gpus_per_node": 4, "engine": {"kind": "vllm", "num_servers": 5}}},
-            "5 servers of 1 GPUs, but there are 4 for them",
+            "5 servers of 1 GPUs, but only 4 are available to them",
         ),
         (
             {
@@ -104,7 +104,7 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
                     "engine": {"kind": "vllm", "tensor_parallel": 2},
                 }
             },
-            "asks for 4 servers of 2 GPUs, and under Ray they share the GPUs of the 4 ranks",
+            "requests 4 servers of 2 GPUs, but under Ray they share the GPUs of the 4 ranks",
         ),
         (  # on one GPU this was detected only after the ranks had started
             {
@@ -114,11 +114,11 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
                     "engine": {"kind": "vllm", "num_servers": 2},
                 }
             },
-            "asks for 2 servers of 1 GPUs, but there are 1 for them",
+            "requests 2 servers of 1 GPUs, but only 1 are available to them",
         ),
         (  # the second one used a GPU that does not belong to the run
             {"placement": {"engine": {"kind": "vllm", "num_servers": 2}}},
-            "asks for 2 servers of 1 GPUs, but there are 1 for them",
+            "requests 2 servers of 1 GPUs, but only 1 are available to them",
         ),
         ({"placement": {"trainer": {"num_ranks": 2}}}, "has 2 ranks for 1 GPUs"),
         (  # on this machine it meant the first, and under Ray the second
@@ -128,7 +128,7 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
                     "engine": {"kind": "vllm", "own_gpus": 4, "offload": True},
                 }
             },
-            "own_gpus (4) gives servers GPUs of their own, and placement.engine.offload has them",
+            "own_gpus (4) reserves GPUs for servers, but placement.engine.offload makes them",
         ),
         ({"placement": {"cluster": "ray"}}, "one process learns and samples"),
         (

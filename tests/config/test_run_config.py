@@ -126,7 +126,7 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         ),
         (
             {"algorithm": {"advantage": "dr_grpo"}},
-            "dr_grpo is made for algorithm.aggregate: constant, not token_mean",
+            "dr_grpo needs algorithm.aggregate: constant, not token_mean",
         ),
         (
             {"algorithm": {"loss": "gspo"}},
@@ -175,7 +175,7 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         ),
         (
             {"environment": {"max_tokens": 900, "max_turn_tokens": 500}},
-            "does not hold one turn (500) and one observation (500)",
+            "is too small for one turn (500) and one observation (500)",
         ),
         ({"trainer": {"max_tokens_per_micro_batch": 4095}}, "a whole episode must fit"),
         ({"placement": {"engine": {"num_slots": 8, "tile_rows": 16}}}, "lower tile_rows"),
@@ -194,7 +194,7 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         ),
         ({"data": {"train_form": "flat"}}, "data.train_form does nothing without data.train"),
         ({"data": {"test_form": "flat"}}, "data.test_form does nothing without data.test"),
-        ({"data": {"difficulty": "e.jsonl"}}, "data.difficulty does nothing by itself"),
+        ({"data": {"difficulty": "e.jsonl"}}, "data.difficulty has no effect on its own"),
         ({"data": {"order": "easy_first"}}, "need measured success rates"),
         ({"data": {"max_success": 0.9}}, "need measured success rates"),
         (
@@ -202,7 +202,10 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
             "data.min_success (0.9) is above data.max_success (0.1)",
         ),
         ({"data": {"weights": {"nq": 0}}}, "data.weights are all 0"),
-        ({"trainer": {"checkpoint_url": "memory://run"}}, "copies there are lost with it"),
+        (
+            {"trainer": {"checkpoint_url": "memory://run"}},
+            "copies there are lost when the run ends",
+        ),
         (
             {"evaluation": {"num_candidates": 3}},
             "set evaluation.method to rejection_sampling, or remove it",
@@ -229,8 +232,11 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         ({"model": endpoint(url="http://a/v1?key=secret")}, "model.endpoint.key_file or key_var"),
         ({"model": endpoint(key_file="a", key_variable="B")}, "both name a key"),
         ({"model": endpoint(omit=["stop"])}, "model.endpoint.omit (stop) is for form: chat"),
-        ({"model": endpoint(extra={"top_k": 5})}, "model.endpoint.extra holds top_k"),
-        ({"model": endpoint(form="chat", extra={"stop": "x"})}, "model.endpoint.extra holds stop"),
+        ({"model": endpoint(extra={"top_k": 5})}, "model.endpoint.extra contains top_k"),
+        (
+            {"model": endpoint(form="chat", extra={"stop": "x"})},
+            "model.endpoint.extra contains stop",
+        ),
         ({"model": endpoint(max_retry=3)}, "did you mean model.endpoint.max_retries?"),
     ],
 )
@@ -309,7 +315,7 @@ def test_a_key_of_another_kind_is_refused_and_the_kinds_that_have_it_named(
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"algorithm": {"advantage": "rlo"}}, "there is no kind 'rlo'; did you mean rloo? There"),
+        ({"algorithm": {"advantage": "rlo"}}, "unknown kind 'rlo'; did you mean rloo? Choose"),
         ({"algorithm": {"advantage": 3}}, "a section of keys or the name of a kind is needed (got"),
         ({"algorithm": {"loss": {"kind": "cliped"}}}, "did you mean clipped?"),
         ({"algorithm": {"loss": {"lo": 0.1}}}, "unknown key algorithm.loss.lo; did you mean"),
@@ -323,11 +329,11 @@ def test_a_key_of_another_kind_is_refused_and_the_kinds_that_have_it_named(
         ),
         (
             {"algorithm": {"correction": {"weights": {"high": 3}}}},
-            "algorithm.correction.weights.kind is missing; there are: truncate, clip, mask",
+            "algorithm.correction.weights.kind is missing; choose from: truncate, clip, mask",
         ),
         ({"algorithm": {"kl": 3}}, "algorithm.kl: a section of keys is needed, or null to do"),
         ({"algorithm": {"kl": {"form": "k1"}}}, "algorithm.kl.coefficient is missing: Factor"),
-        ({"sentinel": False}, "the name of a kind is needed, or null to do without (got False)"),
+        ({"sentinel": False}, "the name of a kind is needed, or null to turn it off (got False)"),
         ({"search": {"url": "mine:find"}}, "set search.kind: function, and name it in search.path"),
         ({"search": {"kind": "function"}}, "search.path is missing: The function, as module:name."),
         (

@@ -287,8 +287,8 @@ def test_rejection_by_divergence_is_the_loop(form, level, rows_S):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"loss": "gmpo"}, "gmpo weighs sequences"),
-        ({"loss": "interpolated", "decoupled": True}, "stands in for algorithm.decoupled"),
+        ({"loss": "gmpo"}, "gmpo weights sequences"),
+        ({"loss": "interpolated", "decoupled": True}, "replaces algorithm.decoupled"),
         (
             {"kl": {"coefficient": 0.1, "form": "k3+", "place": "reward"}},
             "have no effect in the reward",

@@ -86,7 +86,7 @@ def test_each_thread_that_computes_keeps_all_variants_of_a_layer(monkeypatch: py
 
 def test_a_model_that_is_cut_over_ranks_is_not_compiled():
     settings = {"model": {"path": "m", "compile": True}, "placement": {"trainer": {"num_ranks": 2}}}
-    with pytest.raises(UserError, match=r"model\.compile is for one process"):
+    with pytest.raises(UserError, match=r"model\.compile needs a single process"):
         build_config(settings)
 
 

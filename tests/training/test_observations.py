@@ -150,5 +150,5 @@ def test_a_critic_is_not_asked_what_an_observation_is_worth():
         "model": {"path": "x"},
         "algorithm": {"advantage": "gae", "train_observations": True},
     }
-    with pytest.raises(UserError, match="no return for tokens that nobody chose"):
+    with pytest.raises(UserError, match="no return for tokens that the policy did not sample"):
         build_config(settings)

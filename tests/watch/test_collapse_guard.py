@@ -280,7 +280,7 @@ def test_a_checkpoint_that_is_being_written_is_whole_before_the_guard_goes_back(
 @pytest.mark.parametrize(
     ("sentinel", "trainer", "expected"),
     [
-        ({"kind": "off", "patience": 3}, {}, "or null to do without"),
+        ({"kind": "off", "patience": 3}, {}, "or null to turn it off"),
         ({"kind": "stop", "rate_factor": 0.1}, {}, "sentinel has it with kind: roll_back"),
         ({"kind": "warn", "max_rollbacks": 1}, {}, "sentinel has it with kind: roll_back"),
         (

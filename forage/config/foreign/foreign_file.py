@@ -103,7 +103,7 @@ class ForeignFile:
         path = self.find(str(name))
         if path is None:
             self.notes.append(
-                f"{key}: {name} was not found, here or beside the file or above it, and its "
+                f"{key}: {name} was not found in this folder, the file's or one above it; its "
                 "settings are missing"
             )
             return []

@@ -56,7 +56,7 @@ class ShellScript:
             yield from _settings([self._substitute(word) for word in words])
 
     def _assign(self, name: str, value: str) -> None:
-        is_argument = re.fullmatch(r"\$\{?\d\}?", value)  # the script's, beside a default
+        is_argument = re.fullmatch(r"\$\{?\d\}?", value)  # of the script, next to a default
         if not (is_argument and name in self._variables):
             self._variables[name] = self._substitute(value)
 

@@ -39,24 +39,24 @@ class Translated:
 
     def report(self, key: ForeignKey | None, name: str, value: Any, is_idle: bool) -> None:
         """Adds one key of the file to one of the lists above."""
-        said = shown(name, value)
+        text = shown(name, value)
         if key is None:
-            self.unknown.append(said)
+            self.unknown.append(text)
         elif value is None:
-            self.left_out.append(f"{said}: not set")
+            self.left_out.append(f"{text}: not set")
         elif is_idle:
             note = f" ({key.note})" if key.note else ""
-            self.left_out.append(f"{said}: no effect with the file's other settings{note}")
+            self.left_out.append(f"{text}: no effect with the file's other settings{note}")
         elif not key.admits(value):
             known = ", ".join(key.values or ())
             what = f"{key.ours} has nothing like it" if key.ours else key.note
-            self.refused.append(f"{said}: {what} (known: {known})")
+            self.refused.append(f"{text}: {what} (known: {known})")
         elif not key.ours:
-            self.left_out.append(f"{said}: {key.note}")
+            self.left_out.append(f"{text}: {key.note}")
         elif repr(ours := self.recipe.get(key.ours)) != repr(value):
             note = f" ({key.note})" if key.note else ""
             what = "stays at its default" if ours is None else f"= {ours}"
-            self.read_as.append(f"{said}: {key.ours} {what}{note}")
+            self.read_as.append(f"{text}: {key.ours} {what}{note}")
 
 
 def translate(

@@ -83,13 +83,13 @@ def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None,
         return done
     partial = done.with_name(done.name + ".partial")
     counts = _counts_in(partial)
-    num_there = sum(counts.values())
-    if num_there:
-        LOG.info("%s: continuing after %d questions", name, num_there)
-        bar.progress.advance(bar.task, num_there)
+    num_written = sum(counts.values())
+    if num_written:
+        LOG.info("%s: continuing after %d questions", name, num_written)
+        bar.progress.advance(bar.task, num_written)
     try:
         with partial.open("a", encoding="utf-8") as file:
-            for question in _questions(name, part, source, num_there):
+            for question in _questions(name, part, source, num_written):
                 file.write(to_line(question))
                 counts[question.source] += 1
                 bar.advance(name)

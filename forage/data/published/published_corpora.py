@@ -1,8 +1,8 @@
-"""``forage data corpus``: the published corpora and their indexes, from the hub or by address.
+"""``forage data corpus``: downloads published corpora and indexes, from the hub or by address.
 
-``huggingface_hub`` downloads them at one revision that is written down; every file is compared with
-its published checksum here, and the pieces of a file are joined. ``forage index`` reads the corpus
-as it is published (gzip too).
+``huggingface_hub`` downloads them at one commit, which ``source.json`` records. Every file is
+compared with its published checksum, and split files are joined. ``forage index`` reads the corpus
+in its published form, including gzip.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _NO_DATA = (".gitattributes", ".gitignore", "README.md")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A hub repository, and the name of the file that its pieces make up, where it has pieces.
+    """A hub repository; ``whole`` names the file that its pieces form, if it has pieces.
 
-    ``gigabytes`` is the published size, for plans, which ask no server; None where none is known.
+    ``gigabytes`` is the published size, for plans, which contact no server; None if unknown.
     """
 
     hub_id: str
@@ -67,7 +67,7 @@ CORPORA = {
 def fetch(
     name: str, out: Path, hub: str | None, revision: str | None, sha256: str | None
 ) -> list[Path]:
-    """Downloads every file of a published corpus, or the file at an address, into ``out``.
+    """Downloads all files of a published corpus, or the file at an address, to ``out``.
 
     ``source.json`` records the commit of ``revision``, and a resumed download uses it again, so
     that a change on the hub cannot mix two versions. Raises ``UserError``.
@@ -81,7 +81,7 @@ def fetch(
             raise UserError("--sha256 is for an address; a corpus by name has its own checksums")
         corpus = CORPORA.get(name)
         if corpus is None:
-            raise UserError(f"there is no corpus {name!r}; there are {', '.join(CORPORA)}")
+            raise UserError(f"unknown corpus {name!r}; choose from: {', '.join(CORPORA)}")
         paths = _fetch_corpus(corpus, out, hub, revision or "main")
     LOG.info("complete and verified: %s", ", ".join(map(str, paths)))
     return paths
@@ -92,11 +92,11 @@ def _fetch_address(address: str, out: Path, sha256: str) -> Path:
         raise UserError(f"--sha256 is {sha256!r}; the 64 hexadecimal digits of the file are needed")
     try:
         parts = urllib.parse.urlsplit(address)
-        name = "" if parts.port == 0 else Path(parts.path).name  # a port that is no number raises
+        name = "" if parts.port == 0 else Path(parts.path).name  # an invalid port raises
     except ValueError:
         name = ""
     if not name:
-        raise UserError(f"{address} is no address of a file; write http(s)://host/path/name")
+        raise UserError(f"{address} is not the address of a file; write http(s)://host/path/name")
     from huggingface_hub.file_download import http_get
 
     target, partial = out / name, out / f"{name}.partial"
@@ -123,7 +123,7 @@ def _fetch_corpus(corpus: Published, out: Path, hub: str | None, revision: str) 
         commit = _commit(corpus.hub_id, out, api, revision)
         files = _listing(corpus, api, commit)
         absent = {
-            name: pieces for name, pieces in files.items() if not _is_there(out / name, pieces)
+            name: pieces for name, pieces in files.items() if not _is_complete(out / name, pieces)
         }
         wanted = [
             piece
@@ -180,19 +180,19 @@ def _commit(hub_id: str, out: Path, api: HfApi, revision: str) -> str:
             there, its_revision, commit = (source[key] for key in ("hub_id", "revision", "commit"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{source_file} does not say what {out} holds ({error}); choose another --out, or "
-                "remove that file: what lies there is then compared with the newest commit"
+                f"{source_file} does not identify the contents of {out} ({error}); choose another "
+                "--out, or remove that file to compare the contents with the newest commit"
             ) from error
         if (there, its_revision) != (hub_id, revision):
             raise UserError(
-                f"{out} holds {there} at {its_revision}, not {hub_id} at {revision}; choose "
+                f"{out} contains {there} at {its_revision}, not {hub_id} at {revision}; choose "
                 "another --out"
             )
         LOG.info("%s at commit %s, as before", hub_id, commit)
         return commit
     commit = api.dataset_info(hub_id, revision=revision).sha
     if commit is None:
-        raise UserError(f"{api.endpoint} does not answer as the hub does; name another with --hub")
+        raise UserError(f"{api.endpoint} does not answer like the hub; name another one with --hub")
     source = {"hub": api.endpoint, "hub_id": hub_id, "revision": revision, "commit": commit}
     write_whole_text(source_file, json.dumps(source, indent=1) + "\n")
     return commit
@@ -213,7 +213,7 @@ def _listing(corpus: Published, api: HfApi, commit: str) -> dict[str, list[RepoF
             raise UserError(f"{hub_id} lists a file outside its own folder: {path!r}")
         files.setdefault(_whole(path, corpus), []).append(entry)
     if not files:
-        raise UserError(f"{hub_id} at {commit} holds no file; is --revision right?")
+        raise UserError(f"{hub_id} at {commit} has no files; check --revision")
     return files
 
 
@@ -223,11 +223,11 @@ def _whole(path: str, corpus: Published) -> str:
     return path if piece is None else piece["whole"] or corpus.whole or "whole"
 
 
-def _is_there(target: Path, pieces: Sequence[RepoFile]) -> bool:
+def _is_complete(target: Path, pieces: Sequence[RepoFile]) -> bool:
     num_bytes = sum(piece.size for piece in pieces)
     if target.exists() and target.stat().st_size != num_bytes:
         raise UserError(
-            f"{target} is there with {target.stat().st_size:,} bytes, but {num_bytes:,} are "
+            f"{target} exists with {target.stat().st_size:,} bytes, but {num_bytes:,} are "
             "published; move it away, or choose another --out"
         )
     return target.exists()
@@ -243,7 +243,7 @@ def _check_room(out: Path, num_bytes: int) -> None:
     if num_bytes - num_received > num_free:
         raise UserError(
             f"{out} has {num_free / 1e9:.1f} GB free, {(num_bytes - num_received) / 1e9:.1f} GB "
-            "are still to come; make room, or choose another --out"
+            "must still be downloaded; free some space, or choose another --out"
         )
 
 
@@ -259,14 +259,14 @@ def _verify(path: Path, digest: Hash, published: str, source: str) -> None:
     if found != published:
         path.unlink()
         raise UserError(
-            f"{source}: its checksum is {found}, published is {published}; it was removed: run "
-            "the same command again, or distrust the mirror"
+            f"{source}: its checksum is {found}, but {published} is published; the file was "
+            "removed: run the same command again, or use another mirror"
         )
 
 
 @contextmanager
 def _download_failures(source: str, kept: Path) -> Iterator[None]:
-    """An error of the network, of the hub or of the disk becomes a ``UserError``."""
+    """Turns an error of the network, the hub or the disk into a ``UserError``."""
     try:
         yield
     except UserError:

@@ -59,7 +59,7 @@ class Tool:
     retriever, and returns a failure as a reply, never as an exception. If ``timeout_s`` or
     ``max_observation_tokens`` is None, only the episode's own limits apply. If ``prompt_line`` is
     None, the line is made from name, description and spelling. The model reads ``failed_note`` if a
-    call failed for any reason; ``placeholder`` stands for the text in a spelling.
+    call failed for any reason; ``placeholder`` represents the text in a spelling.
     """
 
     name: str

@@ -71,10 +71,10 @@ def facts(result: EvaluationResult) -> list[tuple[str, str]]:
     ]
 
 
-def _retriever_text(protocol: Protocol, is_asked: bool) -> str:
+def _retriever_text(protocol: Protocol, is_used: bool) -> str:
     if not protocol.searches:
         return "none"
-    if not is_asked:
+    if not is_used:
         return "not used by these arms"
     passages = protocol.num_passages
     size = "" if passages is None else f" over {passages:,} passages"

@@ -85,7 +85,7 @@ class Dispatcher:
         self, queries: Sequence[str], deadline: float
     ) -> list[tuple[Hit, ...]] | RemoteFailure:
         """The hits of each query, or why there are none, by ``deadline`` (the loop's time)."""
-        topk = self._settings.num_asked
+        topk = self._settings.num_requested
         read = partial(read_reply, num_queries=len(queries), topk=topk)
         texts = [replace_surrogates(query) for query in queries]
         request = RetrieveRequest(queries=texts, topk=topk, return_scores=True)

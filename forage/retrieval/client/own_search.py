@@ -40,7 +40,7 @@ class OwnSearch:
         if not callable(function):
             raise UserError(f"search.path: {self._name} is not a function but {function!r}")
         self._find = run_beside(function)
-        self._topk = settings.num_asked
+        self._topk = settings.num_requested
         self.num_requests = self.num_retries = self.num_failovers = self.num_ejections = 0
 
     async def search(

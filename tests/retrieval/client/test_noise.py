@@ -53,6 +53,6 @@ def test_a_share_of_the_queries_is_concerned_and_always_the_same() -> None:
 
 
 def test_the_server_is_asked_for_more_than_is_shown() -> None:
-    assert SearchServer(topk=3).num_asked == 3
-    assert SearchServer(topk=3, noise=NoiseConfig(drop_share=0.1)).num_asked == 10
-    assert SearchServer(topk=20, noise=NoiseConfig(drop_share=0.1)).num_asked == 20
+    assert SearchServer(topk=3).num_requested == 3
+    assert SearchServer(topk=3, noise=NoiseConfig(drop_share=0.1)).num_requested == 10
+    assert SearchServer(topk=20, noise=NoiseConfig(drop_share=0.1)).num_requested == 20
