@@ -1,4 +1,4 @@
-"""Reads the arguments of commands: the table in ``commands.yaml``, and the types it names.
+"""Reads the arguments of commands: the table in ``commands.toml``, and the types it names.
 
 A type converts a string to a value, or raises an error that says what is allowed.
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import tomllib
 from argparse import ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable, Mapping
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-
-import yaml
 
 T = TypeVar("T")
 
@@ -125,16 +123,20 @@ _TYPES = {
 }
 
 
-@cache
-def command_table() -> dict[str, Any]:
-    """The commands of ``commands.yaml`` by name."""
-    text = (resources.files("forage.commands") / "commands.yaml").read_text(encoding="utf-8")
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+def _read_table() -> dict[str, Any]:
+    text = (resources.files("forage.commands") / "commands.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+COMMAND_TABLE = _read_table()
+"""The commands of ``commands.toml`` by name."""
+_SHARED = COMMAND_TABLE.pop("shared")
 
 
 def add_listed(parser: _ActionsContainer, arguments: Mapping[str, Any]) -> None:
-    """Adds the arguments and groups of a command in ``commands.yaml``."""
-    for name, row in arguments.items():
+    """Adds the arguments and groups of a command in ``commands.toml``."""
+    for name, listed in arguments.items():
+        row = _SHARED[name] if listed == "shared" else listed
         if "help" not in row:
             is_choice = name.startswith("either ")
             group = parser.add_argument_group(name) if not is_choice else None

@@ -1,6 +1,6 @@
 """The command line: finds the command, reads its arguments, runs it, turns errors into exit codes.
 
-``commands.yaml`` lists all commands and their arguments. Each is a module of this folder with
+``commands.toml`` lists all commands and their arguments. Each is a module of this folder with
 ``run(args)``, which returns the exit code, or ``KINDS`` with such a function for each kind
 (``forage data world``); ``add_arguments(parser)`` adds arguments whose choices are computed. Only
 the chosen command's module is imported, so that ``forage --help`` answers at once. Exit codes: 0
@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 
 from forage import __version__
 from forage.commands.arguments import (
+    COMMAND_TABLE,
     add_listed,
-    command_table,
     count,
     not_negative,
     positive,
@@ -36,7 +36,7 @@ from forage.disk.disk_failures import FULL
 from forage.errors import UserError, did_you_mean
 from forage.hardware import quiet_openmp
 
-COMMANDS = {name: row["summary"] for name, row in command_table().items()}
+COMMANDS = {name: row["summary"] for name, row in COMMAND_TABLE.items()}
 """Each command's name and its help line; ``forage NAME`` is the module ``NAME_command``."""
 
 _SIGPIPE = 128 + 13
@@ -219,7 +219,7 @@ def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"forage {__version__}")
     _add_verbosity(parser, 0)
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for name, row in command_table().items():
+    for name, row in COMMAND_TABLE.items():
         sub = subparsers.add_parser(name, help=row["summary"], description=row["summary"])
         if name != chosen:
             continue
