@@ -11,6 +11,7 @@ import math
 import tomllib
 from argparse import ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -142,13 +143,14 @@ def add_listed(parser: _ActionsContainer, arguments: Mapping[str, Any]) -> None:
             group = parser.add_argument_group(name) if not is_choice else None
             add_listed(group or parser.add_mutually_exclusive_group(), row)
             continue
-        how = {key: value for key, value in row.items() if key != "completes"}
+        how = deepcopy(row)  # a parser appends to a default list
+        is_setting = how.pop("completes", None) is not None
         if "type" in how:
             how["type"] = _TYPES[how["type"]]
         if how.get("action") == "boolean":
             how["action"] = argparse.BooleanOptionalAction
         action = parser.add_argument(name, **how)
-        if "completes" in row:
+        if is_setting:
             vars(action)["completer"] = _setting_names  # read by argcomplete
 
 

@@ -331,7 +331,7 @@ def test_a_key_of_another_kind_is_refused_and_the_kinds_that_have_it_named(
             {"algorithm": {"correction": {"weights": {"high": 3}}}},
             "algorithm.correction.weights.kind is missing; choose from: truncate, clip, mask",
         ),
-        ({"algorithm": {"kl": 3}}, "algorithm.kl: a section of keys is needed, or null to do"),
+        ({"algorithm": {"kl": 3}}, "algorithm.kl: a section of keys is needed, or null to turn"),
         ({"algorithm": {"kl": {"form": "k1"}}}, "algorithm.kl.coefficient is missing: Factor"),
         ({"sentinel": False}, "the name of a kind is needed, or null to turn it off (got False)"),
         ({"search": {"url": "mine:find"}}, "set search.kind: function, and name it in search.path"),

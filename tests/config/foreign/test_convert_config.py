@@ -397,7 +397,7 @@ def test_the_command_prints_a_trainers_table(name: str, capsys: pytest.CaptureFi
         ("a.yaml", "colour: red\n", "set --trainer"),
         ("a.yaml", "- 1\n- 2\n", "has no keys"),
         ("a.yaml", "a: [\n", "is not valid YAML"),
-        ("a.yaml", "a: &x {b: *x}\n", "is not valid YAML: a value holds itself"),
+        ("a.yaml", "a: &x {b: *x}\n", "is not valid YAML: a value contains itself"),
         ("a.py", "x = (\n", "is not valid Python"),
         ("a.yaml", "num_generations: 1\nuse_vllm: false\nmax_steps: 9\n", "group_size is 1"),
     ],

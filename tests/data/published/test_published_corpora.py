@@ -207,7 +207,7 @@ def test_a_disk_without_room_is_refused_first(tmp_path: Path, monkeypatch: pytes
 def test_a_directory_of_another_corpus_is_refused(tmp_path: Path):
     with Hub({"wiki-18.jsonl.gz": CORPUS}) as hub:
         fetch("wiki-18", tmp_path, hub.url, None, None)
-        with pytest.raises(UserError, match="holds PeterJinGo/wiki-18-corpus at main, not incl"):
+        with pytest.raises(UserError, match="contains PeterJinGo/wiki-18-corpus at main, not incl"):
             fetch("asearcher", tmp_path, hub.url, None, None)
         with pytest.raises(UserError, match="at main, not .* at v2; choose another --out"):
             fetch("wiki-18", tmp_path, hub.url, "v2", None)
@@ -219,7 +219,7 @@ def test_a_note_of_the_commit_that_cannot_be_read_is_told(tmp_path: Path, text: 
     (tmp_path / "source.json").write_text(text)
     with (
         Hub({"wiki-18.jsonl.gz": CORPUS}) as hub,
-        pytest.raises(UserError, match=r"source\.json does not say .* remove that file"),
+        pytest.raises(UserError, match=r"source\.json does not identify .* remove that file"),
     ):
         fetch("wiki-18", tmp_path, hub.url, None, None)
 
@@ -270,7 +270,7 @@ def test_the_command_fetches_an_address_with_its_checksum(
         assert "the 64 hexadecimal digits of the file are needed" in capsys.readouterr().err
         assert main([*argv, "--sha256", digest, "--revision", "main"]) == 2
     assert main(["data", "corpus", "wiki-19", "--out", str(tmp_path)]) == 2
-    assert "no corpus 'wiki-19'; there are wiki-18" in capsys.readouterr().err
+    assert "unknown corpus 'wiki-19'; choose from: wiki-18" in capsys.readouterr().err
     with Hub({}) as gone:
         pass
     argv = ["data", "corpus", "wiki-18", "--out", str(tmp_path / "x"), "--hub", gone.url]
