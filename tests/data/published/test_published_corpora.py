@@ -199,7 +199,10 @@ def test_every_file_is_checked_by_the_hash_that_the_hub_publishes(
 
 def test_a_disk_without_room_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
-    with Hub(PARTS) as hub, pytest.raises(UserError, match="0.0 GB free, 0.0 GB must still be downloaded"):
+    with (
+        Hub(PARTS) as hub,
+        pytest.raises(UserError, match="0.0 GB free, 0.0 GB must still be downloaded"),
+    ):
         fetch("wiki-18-e5", tmp_path, hub.url, None, None)
     assert hub.ranges == []
 
