@@ -157,8 +157,8 @@ class RunConfig(Frozen):
             if function is not None and not can_be_recorded(function):
                 raise UserError(
                     f"{key}: {written(function)} is a lambda or a partial, which config.yaml and "
-                    "checkpoints cannot name, so a resumed run might use another one; define the "
-                    "function with def"
+                    "checkpoints cannot name, so a resumed run might use another one; define it "
+                    "with def"
                 )
         if self.data.train is None:
             raise UserError("data.train is missing: name a file of questions")
