@@ -368,7 +368,10 @@ def test_forages_own_reading_is_another():
         ({"dialect": "rlinf", "protocol": "tools"}, "has no protocol tools"),
         ({"dialect": "slime", "max_reply_characters": 256}, "does nothing in the dialect slime"),
         ({"max_reply_characters": 256}, "does nothing in the dialect forage"),
-        ({"dialect": "search_r1", "tools": ["search", "open_page"]}, "supports only the tool search"),
+        (
+            {"dialect": "search_r1", "tools": ["search", "open_page"]},
+            "supports only the tool search",
+        ),
     ],
 )
 def test_a_dialect_that_does_not_fit_is_refused(settings: dict[str, Any], said: str):
