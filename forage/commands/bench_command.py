@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from yarl import URL
 
-from forage.commands.arguments import made_of
+from forage.commands.arguments import made_of, positive, seconds
 from forage.data.questions import read_questions
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
@@ -62,6 +62,24 @@ class Outcome:
     def within_s(self, share: float) -> float:
         """Seconds within which ``share`` of the answered requests were answered (nearest rank)."""
         return sorted(self.seconds)[max(0, math.ceil(share * len(self.seconds)) - 1)]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "address of a server that answers POST /retrieve, for example http://127.0.0.1:8000"
+    add("url", metavar="URL", help=text)
+    text = "file of questions, whose texts are the queries"
+    add("--questions", type=Path, required=True, help=text)
+    text = "number of simultaneous clients"
+    add("--clients", type=positive, default=256, dest="num_clients", help=text)
+    text = "total number of requests, one query each"
+    add("--requests", type=positive, default=10_000, dest="num_requests", help=text)
+    add("--topk", type=positive, default=3, help="passages to request per query")
+    text = "seconds after which a request counts as failed"
+    add("--timeout", type=seconds, default=30.0, dest="timeout_s", help=text)
+    text = "file with the server's bearer token (default: the token in FORAGE_TOKEN, if set)"
+    add("--token-file", type=Path, help=text)
+    add("--out", type=Path, metavar="FILE.json", help="file to write the figures to")
 
 
 def run(args: Namespace) -> int:

@@ -1,11 +1,10 @@
 """The command line: finds the command, reads its arguments, runs it, turns errors into exit codes.
 
-``commands.toml`` lists all commands and their arguments. Each is a module of this folder with
-``run(args)``, which returns the exit code, or ``KINDS`` with such a function for each kind
-(``forage data world``); ``add_arguments(parser)`` adds arguments whose choices are computed. Only
-the chosen command's module is imported, so that ``forage --help`` answers at once. Exit codes: 0
-done, 1 a bug (with its traceback) or a failed ``doctor``, 2 an error that the user can fix, 130
-Ctrl-C.
+``COMMANDS`` lists all commands. Each is a module of this folder with ``add_arguments(parser)`` and
+``run(args)``, which returns the exit code; a command with several kinds (``forage data world``)
+gives each kind a separate ``run`` with ``arguments.add_kind``. Only the chosen command's module is
+imported, so that ``forage --help`` answers at once. Exit codes: 0 done, 1 a bug (with its
+traceback) or a failed ``doctor``, 2 an error that the user can fix, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,26 +17,67 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 from forage import __version__
-from forage.commands.arguments import (
-    COMMAND_TABLE,
-    add_listed,
-    count,
-    not_negative,
-    positive,
-    seconds,
-)
+from forage.commands.arguments import count, not_negative, positive, seconds
 from forage.disk.disk_failures import FULL
 from forage.errors import UserError, did_you_mean
 from forage.hardware import quiet_openmp
 
-COMMANDS = {name: row["summary"] for name, row in COMMAND_TABLE.items()}
+COMMANDS = {
+    "demo": "train a small model to search on this machine, in minutes",
+    "real": "train a real language model to search real text: index, train, evaluate, report",
+    "new": "create a small model with random weights, and its tokenizer",
+    "sft": "train a model on examples: recorded episodes or demonstrations",
+    "train": "train a model on a recipe by reinforcement learning",
+    "recipes": "list the recipes that ship with Forage, or copy them",
+    "settings": "print every key of a recipe with its type, default and meaning",
+    "convert-config": "convert settings of veRL, Search-R1, slime, RLinf or TRL to a recipe",
+    "eval": "evaluate a model on a recipe's questions, in arms",
+    "compare": "compare two evaluations, question by question",
+    "rescore": "score logged episodes with the rules of published systems",
+    "play": "ask a model questions, and watch it think, search and answer",
+    "index": "build a search index from a corpus",
+    "serve": "answer searches over HTTP (POST /retrieve)",
+    "mcp": "offer an index to other agents, over the Model Context Protocol",
+    "shards": "spread an index over several machines",
+    "bench": "measure a search server under load",
+    "data": "generate, download, convert and select questions and corpora",
+    "view": "show runs and evaluations as read-only web pages",
+    "export": "write a checkpoint as a Hugging Face directory",
+    "import-gguf": "convert a GGUF file to a Hugging Face directory",
+    "doctor": "check this machine, and say what to install",
+}
 """Each command's name and its help line; ``forage NAME`` is the module ``NAME_command``."""
+EXAMPLES = {
+    "demo": "forage demo --seed 1 --out runs/demo",
+    "real": "forage real --minutes 20 --out runs/real",
+    "new": "forage new --corpus corpus.jsonl --out models/small",
+    "sft": "forage sft recipe.yaml --out models/warm warm_start.num_steps=100",
+    "train": "forage train recipe.yaml trainer.learning_rate=2e-6 algorithm.advantage=rloo",
+    "recipes": "forage recipes --out configs",
+    "settings": "forage settings algorithm.advantage",
+    "convert-config": "forage convert-config train_grpo.sh --out recipe.yaml",
+    "eval": "forage eval recipe.yaml model.path=runs/demo/checkpoints/step_000024",
+    "compare": "forage compare before.json after.json --out compared.html",
+    "rescore": "forage rescore runs/demo/episodes.jsonl --rule search-r1-em",
+    "play": 'forage play runs/demo "Who founded the bank of the town by the river?"',
+    "index": "forage index --corpus my_documents/ --out indexes/mine",
+    "serve": "forage serve indexes/mine --port 8000",
+    "mcp": "forage mcp indexes/mine",
+    "shards": "forage shards cut --help",
+    "bench": "forage bench http://127.0.0.1:8000 --questions questions.jsonl --clients 64",
+    "data": "forage data world --size 2000 --out data/world",
+    "view": "forage view runs/",
+    "export": "forage export runs/demo --out models/trained",
+    "import-gguf": "forage import-gguf model.gguf --out models/imported",
+    "doctor": "forage doctor --server http://127.0.0.1:8000",
+}
+"""An example of each command, printed at the end of its help."""
 
 _SIGPIPE = 128 + 13
 """Exit code of a program that SIGPIPE ended: ``forage ... | head`` is not a bug."""
@@ -212,6 +252,7 @@ def _add_verbosity(parser: argparse.ArgumentParser, default: int | str) -> None:
 
 
 def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Builds a parser that lists all commands and reads the arguments of the chosen one."""
     parser = _Parser(
         prog="forage",
         description="Trains language models to reason and search, by reinforcement learning.",
@@ -219,30 +260,14 @@ def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"forage {__version__}")
     _add_verbosity(parser, 0)
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for name, row in COMMAND_TABLE.items():
-        sub = subparsers.add_parser(name, help=row["summary"], description=row["summary"])
+    for name, summary in COMMANDS.items():
+        sub = subparsers.add_parser(name, help=summary, description=summary)
         if name != chosen:
             continue
         # Without a default here, a count given before the command is kept.
         _add_verbosity(sub, argparse.SUPPRESS)
-        module = vars(import_module(f"forage.commands.{name.replace('-', '_')}_command"))
-        sub.set_defaults(run=module.get("run"), usage=sub.format_usage)
-        add_listed(sub, row.get("arguments", {}))
-        if "kinds" in row:
-            _add_kinds(sub, row["kinds"], module["KINDS"])
-        if "add_arguments" in module:
-            module["add_arguments"](sub)
-        sub.epilog = f"example: {row['example']}"
+        module = import_module(f"forage.commands.{name.replace('-', '_')}_command")
+        sub.set_defaults(run=vars(module).get("run"), usage=sub.format_usage)
+        module.add_arguments(sub)
+        sub.epilog = f"example: {EXAMPLES[name]}"
     return parser
-
-
-def _add_kinds(
-    parser: argparse.ArgumentParser,
-    table: Mapping[str, Any],
-    runs: Mapping[str, Callable[[argparse.Namespace], int]],
-) -> None:
-    kinds = parser.add_subparsers(metavar="KIND", title="kinds", required=True)
-    for name, row in table.items():
-        kind = kinds.add_parser(name, help=row["summary"], description=row["summary"])
-        kind.set_defaults(run=runs[name], usage=kind.format_usage)
-        add_listed(kind, row["arguments"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,6 +22,15 @@ from forage.evaluation.report.comparison_tables import (
 from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.result import read_result
 from forage.viewer.evaluation_pages import write_comparison_page
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "figures written by `forage eval`"
+    parser.add_argument("first", type=Path, metavar="A.json", help=text)
+    text = "figures of another evaluation of the same questions"
+    parser.add_argument("second", type=Path, metavar="B.json", help=text)
+    text = "file to write the comparison to: a page, Markdown or JSON, by its suffix"
+    parser.add_argument("--out", type=Path, metavar="FILE.html|.md|.json", help=text)
 
 
 def run(args: Namespace) -> int:

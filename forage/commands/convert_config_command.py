@@ -33,6 +33,9 @@ TRAINERS = {"verl": VERL, "slime": SLIME, "rlinf": RLINF, "trl": TRL}
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
+    text = "a shell script, a YAML file or, for TRL, a Python script; it is never run"
+    add("file", nargs="?", type=Path, metavar="FILE", help=text)
+    add("--out", type=Path, metavar="RECIPE", help="file to write (default: print the recipe)")
     text = "trainer that the file belongs to (default: recognised by keys; verl includes Search-R1)"
     add("--trainer", choices=sorted(TRAINERS), help=text)
     add("--table", choices=sorted(TRAINERS), help="print the table of a trainer's keys instead")

@@ -7,13 +7,116 @@ one kind does not load the packages of another.
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
+import math
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from forage.commands.arguments import made_of
+from forage.commands.arguments import add_kind, add_kinds, count, made_of, positive
 from forage.errors import UserError
 
 LOG = logging.getLogger(__name__)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    kinds = add_kinds(parser)
+    _add_world(add_kind(kinds, "world", "generate an encyclopedia and its questions", _world))
+    text = "convert a SQuAD v1.1 file to a corpus and questions"
+    squad = add_kind(kinds, "squad", text, _squad)
+    squad.add_argument("file", type=Path, metavar="FILE", help="a SQuAD v1.1 JSON file")
+    _add_directory(squad)
+    _add_prepare(add_kind(kinds, "prepare", "download published question sets", _prepare))
+    _add_convert(add_kind(kinds, "convert", "convert question files of any known form", _convert))
+    _add_select(add_kind(kinds, "select", "select the best recorded episodes", _select))
+    _add_corpus(add_kind(kinds, "corpus", "download a published corpus", _corpus))
+
+
+def _add_world(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--size", type=positive, required=True, help="number of articles in the encyclopedia")
+    add("--seed", type=count, default=0, help="seed of the world")
+    text = "searches that every question needs (default: a mixture of 1, 2 and 3)"
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--hops", type=int, choices=(1, 2, 3), help=text)
+    text = "generate the hard world with these skills, or all if none is named: four_hops, "
+    text += "comparison, distractors, unanswerable, numbers, paraphrase"
+    how.add_argument("--hard", nargs="*", metavar="SKILL", help=text)
+    _add_directory(parser)
+
+
+def _add_prepare(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "names of question sets, for example nq,hotpotqa; or seven, for the seven test sets"
+    add("sets", metavar="NAMES", help=text)
+    add("--split", choices=["train", "test"], required=True, help="the split of each set to use")
+    text = "another hub id, or a directory with a copy (default: the set's own id)"
+    add("--source", metavar="ID_OR_DIR", help=text)
+    _add_question_output(parser)
+
+
+def _add_convert(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", type=Path, nargs="+", metavar="FILE", help="question files")
+    add("--form", help="the form of the files, required if they fit more than one")
+    add("--split", default="train", help="split name to write into Search-R1's rows")
+    _add_question_output(parser)
+
+
+def _add_select(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "recorded episodes of runs or evaluations"
+    add("files", type=Path, nargs="+", metavar="EPISODES.jsonl", help=text)
+    text = "file to write the selected episodes to (default: only count them)"
+    add("--out", type=Path, metavar="FILE.jsonl", help=text)
+    add("--min-reward", type=_reward, metavar="R", help="minimum reward of an episode")
+    text = "keep only the best episode of each question in each step"
+    add("--best-of-group", action="store_true", help=text)
+    text = "maximum number of episodes to keep per question"
+    add("--max-per-question", type=positive, help=text)
+    text = "keep several episodes with the same tokens"
+    add("--keep-duplicates", action="store_false", dest="deduplicate", help=text)
+    text = "arm of an evaluation whose episodes to use; may be repeated (default normal)"
+    add("--arm", action="append", help=text)
+
+
+def _add_corpus(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "a corpus by name (wiki-18, wiki-18-e5, ...) or by URL (http://...)"
+    add("name", metavar="NAME_OR_URL", help=text)
+    _add_directory(parser)
+    add("--sha256", metavar="HEX", help="SHA-256 that the file at the URL must have")
+    add("--hub", metavar="URL", help="URL of a mirror of the hub (default: the hub itself)")
+    add("--revision", help="branch, tag or commit on the hub (default main)")
+
+
+def _add_directory(parser: ArgumentParser) -> None:
+    text = "directory to write to"
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
+
+
+def _add_question_output(parser: ArgumentParser) -> None:
+    text = "file to write the questions to, in Forage's form (jsonl) or Search-R1's (parquet)"
+    metavar = "FILE.jsonl|FILE.parquet"
+    parser.add_argument("--out", type=_question_file, required=True, metavar=metavar, help=text)
+    text = "prompt template to write into Search-R1's parquet rows"
+    parser.add_argument("--prompt", default="search-r1", metavar="TEMPLATE", help=text)
+
+
+def _question_file(text: str) -> Path:
+    """Reads the path of a file to write questions to; its suffix determines the form."""
+    if Path(text).suffix not in (".jsonl", ".parquet"):
+        raise ArgumentTypeError(f"{text!r} must end in .jsonl (Forage) or .parquet (Search-R1)")
+    return Path(text)
+
+
+def _reward(text: str) -> float:
+    """Reads a number that is not NaN: every episode would pass the bound NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise ArgumentTypeError(f"{text!r} is not a number")
+    return value
 
 
 def _world(args: Namespace) -> int:
@@ -87,13 +190,3 @@ def _corpus(args: Namespace) -> int:
 
     fetch(args.name, args.out, args.hub, args.revision, args.sha256)
     return 0
-
-
-KINDS = {
-    "world": _world,
-    "squad": _squad,
-    "prepare": _prepare,
-    "convert": _convert,
-    "select": _select,
-    "corpus": _corpus,
-}

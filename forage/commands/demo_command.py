@@ -9,14 +9,14 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from rich.console import Console
 
-from forage.commands.arguments import made_of
+from forage.commands.arguments import count, made_of, port, positive
 from forage.commands.new_command import ModelShape, make_model
 from forage.commands.run_report import (
     as_sampled,
@@ -52,6 +52,26 @@ class DemoSettings:
     size: int = WORLD_SIZE
     warm_start_steps: int | None = None
     num_questions: int | None = None
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "directory to write to (default runs/demo, or the next free name such as runs/demo-2)"
+    add("--out", type=Path, metavar="DIR", help=text)
+    text = "seed of the world, the model and the sampling"
+    add("--seed", type=count, default=0, help=text)
+    text = "steps of reinforcement learning (default: from demo.yaml)"
+    add("--steps", type=positive, help=text)
+    text = "port of the search service; 0 picks a free one"
+    add("--port", type=port, default=0, help=text)
+    text = "train the warm start from random weights instead of using the one that ships"
+    add("--from-scratch", action="store_true", help=text)
+    text = "optimizer steps of the warm start, with --from-scratch (default: from demo.yaml)"
+    add("--warm-start-steps", type=positive, help=text)
+    text = "questions to evaluate in each arm (default: from demo.yaml)"
+    add("--questions", type=positive, dest="num_questions", help=text)
+    text = "number of articles in the generated encyclopedia"
+    add("--size", type=positive, default=WORLD_SIZE, help=text)
 
 
 def run(args: Namespace) -> int:

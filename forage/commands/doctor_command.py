@@ -12,16 +12,18 @@ import asyncio
 import os
 import shutil
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 from rich.console import Console
 
 from forage import errors
+from forage.commands.arguments import local_path
 from forage.commands.finding import Finding, Verdict, findings_table
 from forage.errors import DISTRIBUTION, UserError, install_command
 from forage.hardware import free_memory, num_cores
@@ -52,6 +54,30 @@ _INSTEAD = {
     "index": {"train": "dense", "web": "documents", "data": "documents"},
     "serve": {"train": "dense"},
 }
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "list what these recipes require, and what of it is missing (default: check the demo)"
+    parser.add_argument("configs", type=local_path, nargs="*", metavar="RECIPE", help=text)
+    text = "print one line for each recipe that ships with Forage"
+    parser.add_argument("--recipes", action="store_true", help=text)
+    text = (
+        "check a vLLM server for training, for example http://127.0.0.1:8000, and list what it "
+        "lacks"
+    )
+    parser.add_argument("--server", type=_address, metavar="URL", help=text)
+
+
+def _address(text: str) -> str:
+    """Reads the address of a server, as in ``placement.engine.urls``."""
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # half of an IPv6 address, or a port above the highest
+        is_address = False
+    if not is_address:
+        raise ArgumentTypeError(f"{text!r} is not an address such as http://127.0.0.1:8000")
+    return text
 
 
 def run(args: Namespace) -> int:

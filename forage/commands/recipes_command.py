@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from forage.config.shipped_recipes import FOLDERS, copy_shipped, recipes
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = (
+        "directory to copy all recipes, examples and the receiver for vLLM servers to, so that you "
+        "can change them (default: only list the recipes)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
 
 
 def run(args: Namespace) -> int:

@@ -59,8 +59,15 @@ class Rescored:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "Forage's episodes, veRL's rollout dumps, or lines with a text and its golden answers"
+    add("file", type=Path, metavar="FILE.jsonl", help=text)
     text = "the published system whose reward rule to use"
-    parser.add_argument("--rule", choices=RULES, required=True, help=text)
+    add("--rule", choices=RULES, required=True, help=text)
+    text = "settings of that rule, for example structure_format_score=0.2"
+    add("overrides", nargs="*", default=[], metavar="name=value", help=text)
+    text = "file to write the scores to, line by line"
+    add("--out", type=Path, metavar="FILE.jsonl", help=text)
 
 
 def run(args: Namespace) -> int:

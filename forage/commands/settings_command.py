@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 
 from forage.config.run_config import RunConfig
 from forage.config.settings_text import all_paths, keys_of
 from forage.errors import UserError, did_you_mean
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "a section or a key, for example algorithm.advantage (default: all)"
+    parser.add_argument("section", nargs="?", default="", metavar="SECTION", help=text)
 
 
 def run(args: Namespace) -> int:

@@ -12,12 +12,13 @@ import asyncio
 import json
 import logging
 import random
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from forage.commands.arguments import add_config
 from forage.config.run_config import RunConfig, load_config
 from forage.config.warm_start_config import ReadingSource, RecordedSource, ScriptedSource
 from forage.data.questions import read_questions
@@ -43,6 +44,14 @@ LOG = logging.getLogger(__name__)
 LOSSES_FILE = "warm_start.jsonl"
 READING_EVERY = 100
 NUM_HELD_OUT = 64
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_config(parser)
+    text = "directory to write the trained model to"
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
+    text = "write only the LoRA adapters, not merged into the model"
+    parser.add_argument("--adapter", action="store_true", help=text)
 
 
 def run(args: Namespace) -> int:

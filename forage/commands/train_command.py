@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 
+from forage.commands.arguments import add_config
 from forage.config.run_config import RunConfig, load_config
 from forage.environment.remembered import as_trained
 from forage.errors import UserError
 
 LOG = logging.getLogger(__name__)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_config(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
+    text = (
+        "check everything and print the plan (memory, steps, placement, downloads) without "
+        "starting anything"
+    )
+    how.add_argument("--dry-run", action="store_true", help=text)
+    text = (
+        "with --dry-run: plan for this hardware, for example 8xH100-80GB or 4x8xH100-80GB; says "
+        "whether the recipe fits, what to change if not, and about how many hours it takes"
+    )
+    parser.add_argument("--hardware", metavar="NAME", help=text)
+    half = parser.add_mutually_exclusive_group()
+    text = (
+        "learn from recorded episodes instead of playing, step by step; the file of a finished run "
+        "repeats its updates (may be repeated)"
+    )
+    half.add_argument("--replay", type=Path, action="append", default=[], metavar="FILE", help=text)
+    text = (
+        "play and record the groups of these steps (0:10, or 3 for a single one) with the weights "
+        "of model.path, without learning"
+    )
+    half.add_argument("--rollout-only", type=_steps, metavar="FIRST:END", help=text)
+    text = "write a timeline of steps, episodes, turns and searches (open it in ui.perfetto.dev)"
+    parser.add_argument("--trace", type=Path, help=text)
 
 
 def run(args: Namespace) -> int:
@@ -64,6 +95,17 @@ def _what_is_next(config: RunConfig, args: Namespace) -> str:
 
 def _num_steps(number: int) -> str:
     return f"{number} step{'s' * (number != 1)}"
+
+
+def _steps(text: str) -> range:
+    """Reads ``3:6`` or ``3``."""
+    first, colon, end = text.partition(":")
+    if not (first.isdecimal() and (end.isdecimal() or not colon)):
+        raise ArgumentTypeError(f"{text!r} is not a range of steps; write FIRST:END, such as 0:10")
+    steps = range(int(first), int(end) if colon else int(first) + 1)
+    if not steps:
+        raise ArgumentTypeError(f"{text!r} contains no step: the end must be above the first")
+    return steps
 
 
 def _up_to(config: RunConfig, num_steps: int) -> RunConfig:

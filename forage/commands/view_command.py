@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from forage.commands.arguments import add_address, local_path
 from forage.retrieval.serve.port import bind_port
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "output_dir of a run, a folder of runs, or the file of an evaluation"
+    parser.add_argument("paths", type=local_path, nargs="+", metavar="PATH", help=text)
+    add_address(parser, 8100)
 
 
 def run(args: Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Which metrics make which chart (``panels.yaml``), shared by report and viewer.
+"""Which metrics make which chart, and the words under each: shared by report and viewer.
 
 Rows of ``metrics.jsonl`` come in; charts go out, and those without data are left out. A note says
 what a chart shows, and then what these curves did, computed from their values.
@@ -9,9 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
-
-import yaml
 
 from forage.evaluation.report.labels import hops_text
 from forage.viewer.charts import (
@@ -157,21 +154,121 @@ class Panel:
         return series
 
 
-def _read_panels() -> dict[str, list[Panel]]:
-    text = (resources.files("forage.viewer") / "panels.yaml").read_text(encoding="utf-8")
-    describes = {each.__name__: each for each in (searches_against_hops, within_float32)}
-    sections: dict[str, list[Panel]] = {}
-    for section, rows in yaml.safe_load(text).items():
-        for row in rows:
-            row["describe"] = describes.get(row.get("describe"), from_to)
-            lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
-            sections.setdefault(section, []).append(Panel(**(row | lists)))
-    return sections
+REWARD = Panel(
+    "Reward",
+    "Mean reward of the sampled episodes. Each step uses new questions, so single steps are noisy.",
+    {"reward/mean": "reward"},
+    "mean reward",
+    y_range=(None, None),
+)
+EXACT_MATCH = Panel(
+    "Exact match by hops",
+    "Share of sampled episodes whose answer equals a golden answer, by the number of passages a "
+    "question needs.",
+    {"em/mean": "mean"},
+    "exact match",
+    y_range=(0.0, 1.0),
+)
+SEARCHES = Panel(
+    "Searches per question",
+    "A policy that has learnt when to stop searches once per hop.",
+    {"searches/mean": "mean"},
+    "searches",
+    describe=searches_against_hops,
+)
+RESPONSE_LENGTH = Panel(
+    "Response length",
+    "Tokens the policy sampled per episode, without the prompt and search results.",
+    {"tokens/sampled_mean": "tokens"},
+    "tokens per episode",
+)
+ENTROPY = Panel(
+    "Entropy",
+    "Mean entropy of the distribution that tokens were sampled from. It falls as the policy "
+    "becomes certain; at zero, exploration has stopped.",
+    {"policy/entropy": "entropy"},
+    "nats per token",
+)
 
-
-_PANELS = _read_panels()
-_REWARD, _EXACT_MATCH, _SEARCHES, *_REST = _PANELS["learning"]
-HEALTH = _PANELS["health"]
+HEALTH = (
+    Panel(
+        "Sampler against trainer",
+        "Largest difference between the sampler's and the trainer's log-probability of a token in "
+        "each step, on a logarithmic axis.",
+        {"policy/logprob_diff_max": "difference"},
+        "nats",
+        y_range=(None, None),
+        is_log=True,
+        reference=(_FLOAT32, "float32"),
+        smooth=False,
+        describe=within_float32,
+    ),
+    Panel(
+        "KL divergence",
+        "How far a step's policy has moved from the one that sampled its tokens.",
+        {"policy/kl": "KL"},
+        "nats per token",
+        y_range=(None, None),
+    ),
+    Panel(
+        "Gradient norm",
+        "Norm of the gradient. A sudden rise that lasts is the first sign of a collapse.",
+        {"optimizer/grad_norm": "norm"},
+        "before clipping",
+    ),
+    Panel(
+        "Learning rate",
+        "Step size of the optimizer.",
+        {"optimizer/learning_rate": "rate"},
+        "per step",
+        smooth=False,
+    ),
+    Panel(
+        "Clipped tokens",
+        "Share of tokens without a gradient, because their probability ratio left the clip range.",
+        {"loss/clip_fraction": "clipped"},
+        "share of tokens",
+    ),
+    Panel(
+        "Answered",
+        "Episodes that end with an answer. The others ran out of turns or tokens, or failed.",
+        {"episodes/answered": "answered"},
+        "share of episodes",
+        y_range=(0.0, 1.0),
+    ),
+    Panel(
+        "Where the time goes",
+        "Seconds per step, stacked by phase, without evaluations. Rollout includes waiting for "
+        "searches, while other episodes continue.",
+        {
+            "seconds/rollout": "rollout",
+            "seconds/train": "train",
+            "seconds/publish": "publish",
+            "seconds/record": "record",
+        },
+        "seconds per step",
+        is_stacked=True,
+    ),
+    Panel(
+        "Rollout speed",
+        "Sampled tokens per second of the rollout phase, searches included. With staleness, this "
+        "phase is only the time the trainer waited.",
+        {"rollout/tokens_per_s": "tokens"},
+        "tokens per second",
+    ),
+    Panel(
+        "Failures and exclusions",
+        "Failed searches, episodes excluded from the loss, and transcripts that differ from what "
+        "the engine saw (always 0 in a sound run).",
+        {
+            "search/failures": "searches",
+            "episodes/excluded": "excluded",
+            "transcript/violations": "violations",
+        },
+        "count per step",
+        smooth=False,
+    ),
+)
 
 
 def learning_charts(rows: Sequence[MetricRow]) -> list[Chart]:
@@ -179,10 +276,11 @@ def learning_charts(rows: Sequence[MetricRow]) -> list[Chart]:
     rewards = [row.get("reward/mean", math.nan) for row in rows]
     fits_unit = all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward))
     panels = (
-        replace(_REWARD, y_range=(0.0, 1.0)) if fits_unit else _REWARD,
-        _by_hops(_EXACT_MATCH, "em", rows),
-        _by_hops(_SEARCHES, "searches", rows),
-        *_REST,
+        replace(REWARD, y_range=(0.0, 1.0)) if fits_unit else REWARD,
+        _by_hops(EXACT_MATCH, "em", rows),
+        _by_hops(SEARCHES, "searches", rows),
+        RESPONSE_LENGTH,
+        ENTROPY,
     )
     return _drawn(panels, rows)
 
