@@ -91,7 +91,13 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
         "question": asdict(episode.question),
         "member": episode.member,
         "status": episode.status.value,
-        "reward": None if reward is None else _reward_to_json(reward),
+        "reward": None
+        if reward is None
+        else {
+            "value": _number_to_json(reward.value),
+            "parts": {name: _number_to_json(value) for name, value in reward.parts.items()},
+        }
+        | ({"failure": reward.failure.value} if reward.failure else {}),
         "seconds": _number_to_json(episode.seconds),
         "turns": [_turn_to_json(turn) for turn in episode.turns],
         "segments": [
@@ -101,7 +107,7 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
                 "logprobs": [_number_to_json(value) for value in segment.logprobs_T],
                 "versions": list(segment.versions_T),
             }
-            | _alternatives_to_json(segment)
+            | ({"alternatives": _flat(segment)} if segment.alternatives_T else {})
             for segment in episode.segments
         ],
     }
@@ -140,15 +146,12 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
     )
 
 
-def _alternatives_to_json(segment: Segment) -> dict[str, Any]:
-    """Ids and log-probabilities in alternation, one list per token; {} if none were recorded."""
-    if not segment.alternatives_T:
-        return {}
-    rows = [
+def _flat(segment: Segment) -> list[list[int | float | str]]:
+    """The alternatives' ids and log-probabilities in alternation, one list per token."""
+    return [
         [number for token_id, logprob in others for number in (token_id, _number_to_json(logprob))]
         for others in segment.alternatives_T
     ]
-    return {"alternatives": rows}
 
 
 def _alternatives_from_json(row: Mapping[str, Any]) -> tuple[Alternatives, ...]:
@@ -163,16 +166,6 @@ def _learnt_from_json(value: Any, episode: Episode) -> tuple[float, ...]:
     if value is None or isinstance(value, list):
         return tuple(float(number) for number in value or ())
     return (float(value),) * sum(len(s.logprobs_T) for s in episode.segments)
-
-
-def _reward_to_json(reward: Reward) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "value": _number_to_json(reward.value),
-        "parts": {name: _number_to_json(value) for name, value in reward.parts.items()},
-    }
-    if reward.failure is not None:
-        row["failure"] = reward.failure.value
-    return row
 
 
 def _reward_from_json(row: Mapping[str, Any]) -> Reward:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Never, TypeVar
@@ -74,6 +74,7 @@ def bound_kernel_caches() -> None:
     os.environ.setdefault("LRU_CACHE_CAPACITY", _KEPT_KERNELS)  # torch's, in front of oneDNN's
 
 
+@cache
 def keep_freed_memory() -> None:
     """Makes glibc reuse large freed blocks instead of returning them to the kernel each time.
 

@@ -126,7 +126,7 @@ async def open_run(
         weights = Publisher(updated, trainer)
         start = await _restore(parts, groups, weights, savepoints, None)
         trackers = stack.enter_context(Trackers(config))
-        stack.enter_context(stop.heard())
+        stack.enter_context(stop.catching_signals())
         if parts.recorded is None:
             await stop.or_stop(stack.enter_async_context(parts.scorer))
             await stop.or_stop(search.wait_until_ready(config.data.index))
@@ -141,7 +141,7 @@ async def open_run(
             records=parts.records,
             savepoints=savepoints,
             guard=parts.guard,
-            worth=parts.credit,
+            credit=parts.credit,
             trackers=trackers,
             trace=trace_file,
             watcher=watcher,
@@ -267,5 +267,5 @@ def _savepoints(parts: RunParts, groups: GroupSource) -> Savepoints:
         parts.questions,
         learns=parts.learns,
         replayed=parts.recorded and parts.recorded.digest,
-        finished_ahead=groups.finished_ahead,
+        prefetched_episodes=groups.prefetched_episodes,
     )

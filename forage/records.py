@@ -96,7 +96,7 @@ class RunRecords:
             row[name] = number if math.isfinite(number) else None
         # The writer reads the last row to find where a resumed run continues: open it before
         # writing.
-        writer = self._tensorboard()
+        writer = self._tensorboard() if self._has_tensorboard else None
         with self._failures(METRICS_FILE):
             self._files[METRICS_FILE].write(json_line(row))
             self._files[METRICS_FILE].flush()  # so that the viewer and the guard can read it now
@@ -201,8 +201,8 @@ class RunRecords:
     def _failures(self, name: str) -> AbstractContextManager[None]:
         return disk_failures(self._directory / name, _REMEDY)
 
-    def _tensorboard(self) -> SummaryWriter | None:
-        if self._has_tensorboard and self._writer is None:
+    def _tensorboard(self) -> SummaryWriter:
+        if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._files[METRICS_FILE].flush()

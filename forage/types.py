@@ -158,11 +158,9 @@ class Origin(StrEnum):
     FOLDED = "folded"
     TRANSCRIBED = "transcribed"
 
-    @property
-    def is_policys(self) -> bool:
-        """Whether the policy wrote the segment, sampled or transcribed."""
-        return self in (Origin.SAMPLED, Origin.TRANSCRIBED)
 
+POLICY_ORIGINS = (Origin.SAMPLED, Origin.TRANSCRIBED)
+"""The origins of what the policy wrote."""
 
 Alternatives = tuple[tuple[int, float], ...]
 """The likeliest tokens at a position, best first, with their log-probabilities."""
@@ -331,10 +329,10 @@ class Status(StrEnum):
 
 def status_after(turns: Sequence[Turn], status: Status) -> Status:
     """``status``, replaced by a failed call's unless the engine failed, as that says more."""
-    if status is Status.ENGINE_FAILED or not any(turn.failure for turn in turns):
+    failed = [call.tool for turn in turns for call in turn.calls if call.failure]
+    if status is Status.ENGINE_FAILED or not failed:
         return status
-    has_failed_search = any(turn.search_failure for turn in turns)
-    return Status.SEARCH_FAILED if has_failed_search else Status.TOOL_FAILED
+    return Status.SEARCH_FAILED if SEARCH_TOOL in failed else Status.TOOL_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +402,7 @@ class Episode:
             replace(
                 self,
                 segments=part,
-                turns=tuple(islice(turns, sum(each.origin.is_policys for each in part))),
+                turns=tuple(islice(turns, sum(each.origin in POLICY_ORIGINS for each in part))),
             )
             for part in parts
         ]
@@ -416,7 +414,7 @@ class Episode:
     @property
     def num_sampled_tokens(self) -> int:
         """Tokens the policy wrote; for transcribed text, as our own tokenizer counts them."""
-        return sum(len(s.token_ids_T) for s in self.segments if s.origin.is_policys)
+        return sum(len(s.token_ids_T) for s in self.segments if s.origin in POLICY_ORIGINS)
 
     @property
     def is_trainable(self) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from forage.errors import UserError
 from forage.records import read_episodes
 from forage.rollout.engines.servers.vllm_probe import find_faults
+from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 from forage.train import run_training
 from forage.types import Origin
 from tests.tiny_runs import metrics_of, warm_model, weights_of
@@ -76,7 +77,7 @@ def test_a_server_that_a_killed_run_left_paused_or_asleep_goes_on_with_the_next(
     for number, left in enumerate(("/pause?mode=keep&clear_cache=false", "/sleep?level=2")):
         request = urllib.request.Request(real_server() + left, method="POST")
         urllib.request.urlopen(request, timeout=60).close()
-        (fault,) = asyncio.run(find_faults(real_server(), True))
+        (fault,) = asyncio.run(find_faults(real_server(), ServerNeeds(True)))
         assert "it is paused or asleep" in str(fault)
         config = served_config(tmp_path / str(number), real_server(), trainer={"num_steps": 1})
         run_training(config, resume=False)

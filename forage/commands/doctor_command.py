@@ -127,9 +127,11 @@ def check_recipes(
 def check_server(url: str, console: Console | None = None) -> bool:
     """Prints what a model server lacks for training; returns whether training can use it."""
     from forage.rollout.engines.servers.vllm_probe import find_faults
+    from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 
     console = console or Console()
-    faults = asyncio.run(find_faults(url, has_receiver=True, num_alternatives=None, sleeps=None))
+    needs = ServerNeeds(has_receiver=True, num_alternatives=None, sleeps=None)
+    faults = asyncio.run(find_faults(url, needs))
     verdicts = {True: Verdict.FAILURE, False: Verdict.WARNING}
     findings = [Finding(url, each.what, verdicts[each.is_fatal], each.remedy) for each in faults]
     console.print(findings_table(findings or [Finding(url, "a vLLM server ready for training")]))

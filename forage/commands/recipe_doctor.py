@@ -98,7 +98,7 @@ class RecipeDoctor:
         engine = config.placement.engine
         if engine.kind == "vllm" and engine.urls:
             wanted = _needs_of(config)
-            key = (config.model.path, wanted._replace(codec=None, model=None))
+            key = (config.model.path, replace(wanted, codec=None, model=None))
             for url in engine.urls:
                 remedy = f"forage doctor --server {url}"
                 yield self._probe(("vllm", url), _probe_vllm(url, wanted), remedy, key)
@@ -238,7 +238,7 @@ async def _probe_vllm(url: str, wanted: ServerNeeds) -> str | None:
 
     try:
         async with asyncio.timeout(10 * _PROBE_S):  # its self-description takes seconds
-            faults = await find_faults(url, *wanted)
+            faults = await find_faults(url, wanted)
     except TimeoutError:
         return f"does not answer within {10 * _PROBE_S:g} s"
     return "; ".join(fault.what for fault in faults if fault.is_fatal) or None

@@ -203,7 +203,8 @@ class _Reading:
                 return Status.ANSWERED
             case Invalid(reason) if not message.calls:
                 self.read.append(Turn(message.text, ActionKind.INVALID, reason))
-                is_over = self.recipe.environment.ends_with(action, is_cut=False)
+                dialect = self.recipe.environment.dialect
+                is_over = dialect is not None and dialect.ends_with(action, is_cut=False)
                 return Status.OUT_OF_TURNS if is_over else None
             case Search() | Call() if not message.calls:  # the other program did not parse it
                 self.read.append(Turn(message.text, _kind(action), action.text))

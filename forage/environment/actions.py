@@ -29,16 +29,13 @@ class Search:
     """A search; a native tool call may have several queries."""
 
     kind: ClassVar = ActionKind.SEARCH
+    tool: ClassVar = SEARCH_TOOL
     query: str
     others: tuple[str, ...] = ()
 
     @property
     def queries(self) -> tuple[str, ...]:
         return (self.query, *self.others)
-
-    @property
-    def tool(self) -> str:
-        return SEARCH_TOOL
 
     @property
     def arguments(self) -> Mapping[str, Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _TAG_NAMES = (*Tag, "tools")
+_THINK_OPEN = Tag.THINK.opening
 # Also matches white space and zero-width characters inside a tag, which a reader skips.
 _TAG_START = r"<([\s/\u00ad\u200b-\u200f\u2060\ufeff]*(?:{names})(?![a-z]))"
 # Chat formats' markers, even if this tokenizer does not know them as tokens.
@@ -87,8 +88,9 @@ class Codec:
         if max_tokens is not None:
             # Megabytes are truncated before they cost time; the rest would hardly have fitted.
             text = text[: max_tokens * _CHARACTERS_PER_TOKEN]
-        ids = self._encode_any(text)
-        return list(ids) if max_tokens is None else self.cut(ids, max_tokens)
+        is_short = len(text) <= _LONGEST_CACHED
+        ids = list(self._encode_cached(text) if is_short else self._encode_untrusted(text))
+        return ids if max_tokens is None or len(ids) <= max_tokens else self.cut(ids, max_tokens)
 
     def encode_between(
         self, before: Sequence[int], text: str, after: Sequence[int], max_tokens: int
@@ -100,7 +102,7 @@ class Codec:
         """
         if len(text) > max_tokens * _CHARACTERS_PER_TOKEN:
             return None
-        parts = [*before, *self._encode_any(text), *after]
+        parts = [*before, *self.encode_untrusted(text), *after]
         ids = list(self._encode_trusted(self.decode(parts)))
         added = [i for i in ids if i in self._added_ids]
         is_same = self.decode(ids) == self.decode(parts)
@@ -117,7 +119,7 @@ class Codec:
 
     def leaves_thought_open(self, token_ids: Sequence[int]) -> bool:
         """Whether a prompt or an observation ends in an opening think tag, as in some templates."""
-        return self.decode(token_ids[-_TAIL:]).rstrip().endswith(Tag.THINK.opening)
+        return self.decode(token_ids[-_TAIL:]).rstrip().endswith(_THINK_OPEN)
 
     def cut(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         """The first ``max_tokens`` tokens, minus any that would end inside a character."""
@@ -133,17 +135,15 @@ class Codec:
     def _encode_trusted(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _encode_any(self, text: str) -> tuple[int, ...]:
-        is_short = len(text) <= _LONGEST_CACHED
-        return self._encode_cached(text) if is_short else self._encode_untrusted(text)
-
     def _encode_untrusted(self, text: str) -> tuple[int, ...]:
         """Encodes, decodes again, and neutralises until the decoded text is harmless.
 
         Decoding catches what a tokenizer's normaliser makes of innocent characters (NFKC turns a
-        full-width ``＜`` into ``<``).
+        full-width ``＜`` into ``<``). Most passages and queries are ASCII without a bracket that
+        could start a tag or a marker, and no normaliser makes a bracket out of other ASCII.
         """
-        if self._is_plainly_harmless(text):
+        has_added = self._added_text is not None and self._added_text.search(text) is not None
+        if text.isascii() and "<" not in text and "[" not in text and not has_added:
             return self._encode_plain(text)
         text = self._neutralise(_mend_surrogates(text))
         for _ in range(_MAX_ROUNDS):
@@ -154,15 +154,6 @@ class Codec:
                 return ids
             text = harmless
         return ()  # better to drop a text that keeps turning back into tags
-
-    def _is_plainly_harmless(self, text: str) -> bool:
-        """Whether the text is ASCII without a bracket that could start a tag or a marker.
-
-        Most passages and queries are; no normaliser makes a bracket out of other ASCII.
-        """
-        if not text.isascii() or "<" in text or "[" in text:
-            return False
-        return self._added_text is None or self._added_text.search(text) is None
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         ids = self._plain.encode(text, add_special_tokens=False).ids

@@ -72,6 +72,11 @@ class Dialect:
         """The action of a turn; ``is_last``: no turn follows it."""
         return self.reading(text, is_last)
 
+    def ends_with(self, action: Action, is_cut: bool) -> bool:
+        """Whether an episode ends after this turn, although it is not an answer."""
+        is_invalid = isinstance(action, Invalid) and not action.reply
+        return (is_invalid and self.invalid_message is None) or (is_cut and self.ends_when_cut)
+
 
 def dialect_of(config: EnvironmentConfig) -> Dialect | None:
     """The dialect of ``environment.dialect``; None for Forage's own."""

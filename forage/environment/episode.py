@@ -68,22 +68,12 @@ class Environment:
         self.protocol = make(tools)
         self.tools = {tool.name: tool for tool in tools}
         self.turnstile = Turnstile(_SHOWN_AT_ONCE)
+        most = config.max_observation_tokens
+        self._budgets = {t.name: min(most, t.max_observation_tokens or most) for t in tools}
+        """Maximum tokens of a call's observation, including its frame, by tool."""
         for frame in self.protocol.frames():
-            for budget in (config.max_observation_tokens, *map(self.observation_tokens, tools)):
+            for budget in (most, *self._budgets.values()):
                 fixed_observation(NOTHING_FOUND, codec, budget, frame)
-
-    def observation_tokens(self, tool: Tool) -> int:
-        """Maximum tokens of a call's observation, including its frame."""
-        budget = self.config.max_observation_tokens
-        return min(budget, tool.max_observation_tokens or budget)
-
-    def ends_with(self, action: actions.Action, is_cut: bool) -> bool:
-        """Whether the dialect ends an episode after this turn, although it is not an answer."""
-        if self.dialect is None:
-            return False
-        has_message = self.dialect.invalid_message is not None
-        is_invalid = isinstance(action, actions.Invalid) and not action.reply
-        return (is_invalid and not has_message) or (is_cut and self.dialect.ends_when_cut)
 
     async def call(
         self,
@@ -94,7 +84,7 @@ class Environment:
     ) -> tuple[ToolCall, Observation]:
         """Runs the tool and shows its result in ``frame``, within the tool's budget."""
         tool = self.tools[action.tool]
-        budget = self.observation_tokens(tool)
+        budget = self._budgets[tool.name]
         started = time.monotonic()
         seconds = min(most_seconds, tool.timeout_s or math.inf)
         try:
@@ -138,7 +128,7 @@ class _Conversation:
     context: Context
 
     async def play_turns(self, episode: OpenEpisode) -> Status:
-        config = self.environment.config
+        config, dialect = self.environment.config, self.environment.dialect
         num_turns = config.max_turns + config.has_final_turn
         for index in range(num_turns):
             is_last = index == num_turns - 1
@@ -146,14 +136,15 @@ class _Conversation:
             if turn.kind is ActionKind.ANSWER:
                 episode.turns.append(turn)
                 return Status.ANSWERED
-            if is_last or self.environment.ends_with(action, is_cut):
+            if is_last or (dialect is not None and dialect.ends_with(action, is_cut)):
                 episode.turns.append(turn)
                 has_room = episode.tokens_left(self.context) > 0
                 return Status.OUT_OF_TURNS if has_room else Status.OUT_OF_TOKENS
             turn, observation = await self._observe(episode, turn, action)
             if not self._show(episode, observation, action):
                 # Not worth showing an observation that the policy could not respond to.
-                episode.turns.append(_unseen(turn))
+                calls = tuple(replace(call, result_ids_K=()) for call in turn.calls)
+                episode.turns.append(replace(turn, observation="", calls=calls))
                 return Status.OUT_OF_TOKENS
             episode.turns.append(turn)
         raise AssertionError("the last turn ends the episode")
@@ -177,34 +168,32 @@ class _Conversation:
         self, episode: OpenEpisode, turn: Turn, action: actions.Action
     ) -> tuple[Turn, Observation]:
         """The observation that follows ``turn``, and the turn with it recorded."""
-        last_id = self.context.transcript.last_id
+        codec, protocol = self.environment.codec, self.environment.protocol
+        last_id = self.context.transcript.token_ids[-1]
         budget = self.environment.config.max_observation_tokens
-        if isinstance(action, actions.Invalid) and action.reply:
-            frame = self.environment.protocol.results_frame(last_id)
-            texts = [ResultText(action.reply)]
-            observation = texts_observation(texts, self.environment.codec, budget, frame)
-            return replace(turn, observation=observation.text), observation
         if isinstance(action, actions.Search | actions.Call):
-            frame = self.environment.protocol.results_frame(last_id)
-            call, observation = await self.environment.call(
-                action, episode.search, frame, episode.seconds_left()
-            )
+            frame, seconds = protocol.results_frame(last_id), episode.seconds_left()
+            call, observation = await self.environment.call(action, episode.search, frame, seconds)
             return replace(turn, observation=observation.text, calls=(call,)), observation
-        frame = self.environment.protocol.message_frame(last_id)
-        message = self.environment.protocol.invalid_message
-        assert message is not None, "a dialect without a message ends the episode instead"
-        message = message if frame is None else message.strip()
-        observation = message_observation(message, self.environment.codec, budget, frame)
+        if isinstance(action, actions.Invalid) and action.reply:
+            texts = [ResultText(action.reply)]
+            frame = protocol.results_frame(last_id)
+            observation = texts_observation(texts, codec, budget, frame)
+        else:
+            frame, message = protocol.message_frame(last_id), protocol.invalid_message
+            assert message is not None, "a dialect without a message ends the episode instead"
+            message = message if frame is None else message.strip()
+            observation = message_observation(message, codec, budget, frame)
         return replace(turn, observation=observation.text), observation
 
     def _show(self, episode: OpenEpisode, observation: Observation, action: actions.Action) -> bool:
         """Appends an observation, archiving older ones; False if there is no room."""
-        num_kept, note = self.environment.config.keep_observations, self._note(action)
-        transcript = self.context.transcript
-        if note and num_kept is not None:
+        num_kept, transcript = self.environment.config.keep_observations, self.context.transcript
+        note: tuple[int, ...] = ()
+        if num_kept is not None and isinstance(action, actions.Search | actions.Call):
+            note = self._note()
             transcript = transcript.folded(num_kept - 1)
-        continued = Context(self.context.key, transcript)
-        if not episode.has_room(continued, observation):
+        if not episode.has_room(transcript, observation):
             return False
         if transcript is not self.context.transcript:
             episode.release(self.context)
@@ -214,19 +203,10 @@ class _Conversation:
         transcript.append_observation(observation.token_ids, note if is_shorter else ())
         return True
 
-    def _note(self, action: actions.Action) -> tuple[int, ...]:
-        """The note that may later replace the results of ``action``, if any."""
+    def _note(self) -> tuple[int, ...]:
+        """The note that may later replace the results of the last turn."""
         environment = self.environment
-        is_call = isinstance(action, actions.Search | actions.Call)
-        if environment.config.keep_observations is None or not is_call:
-            return ()
-        frame = environment.protocol.results_frame(self.context.transcript.last_id)
+        frame = environment.protocol.results_frame(self.context.transcript.token_ids[-1])
         budget = environment.config.max_observation_tokens
         note = ARCHIVED if environment.dialect is None else environment.dialect.note(ARCHIVED)
         return fixed_observation(note, environment.codec, budget, frame).token_ids
-
-
-def _unseen(turn: Turn) -> Turn:
-    """The turn as recorded if its observation was not shown."""
-    calls = tuple(replace(call, result_ids_K=()) for call in turn.calls)
-    return replace(turn, observation="", calls=calls)

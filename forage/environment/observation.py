@@ -128,7 +128,8 @@ def texts_observation(
     """
     room = _room(frame, max_tokens)
     if frame.is_one_piece:
-        body_text = _escaped("".join(text.text for text in texts), frame)
+        body_text = "".join(text.text for text in texts)
+        body_text = _escaped(body_text) if frame.is_json else body_text
         whole = codec.encode_between(frame.opening, body_text, frame.closing, max_tokens)
         if whole is not None:
             ids = dict.fromkeys(text.id for text in texts if text.id is not None)
@@ -138,7 +139,8 @@ def texts_observation(
     is_whole = True
     for text in texts:
         # The whole budget, not the remainder, so that the codec's cache sees the same text again.
-        ids = codec.encode_untrusted(_escaped(text.text, frame), max_tokens)
+        encoded = _escaped(text.text) if frame.is_json else text.text
+        ids = codec.encode_untrusted(encoded, max_tokens)
         left = room - len(body)
         kept = ids if len(ids) <= left else _cut(ids, left, codec, frame)
         if kept and (len(kept) == len(ids) or not shown or left >= _MIN_REMNANT_TOKENS):
@@ -155,7 +157,7 @@ def fixed_observation(
 ) -> Observation:
     """A sentence of ours in place of results, inside ``frame`` (the information tags)."""
     frame = frame or information_frame(codec)
-    ids = codec.encode_trusted(_escaped(note, frame))
+    ids = codec.encode_trusted(_escaped(note) if frame.is_json else note)
     body = _cut(ids, _room(frame, max_tokens), codec, frame)
     ends_line = note.endswith("\n") and len(body) == len(ids) and not frame.is_json
     return _framed(body, ends_line, codec, frame, ())
@@ -196,8 +198,9 @@ def _cut(ids: Sequence[int], num_tokens: int, codec: Codec, frame: Frame) -> lis
     return kept
 
 
-def _escaped(text: str, frame: Frame) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1] if frame.is_json else text
+def _escaped(text: str) -> str:
+    """The text as it is written inside a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _room(frame: Frame, max_tokens: int) -> int:

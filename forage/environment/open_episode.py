@@ -141,9 +141,9 @@ class OpenEpisode:
         is_cut = completion.finish_reason is FinishReason.LENGTH
         return Sampled(completion.token_ids_T, text, is_cut, seconds)
 
-    def has_room(self, context: Context, observation: Observation) -> bool:
-        """Whether the policy could still respond to ``observation`` in ``context``."""
-        return len(observation.token_ids) < self.tokens_left(context)
+    def has_room(self, transcript: Transcript, observation: Observation) -> bool:
+        """Whether the policy could still respond to ``observation`` after ``transcript``."""
+        return len(observation.token_ids) < self.config.max_tokens - len(transcript)
 
     def tokens_left(self, context: Context) -> int:
         return self.config.max_tokens - len(context.transcript)

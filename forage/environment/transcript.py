@@ -14,19 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from forage.types import Completion, Origin, Segment
+from forage.types import POLICY_ORIGINS, Completion, Origin, Segment
 
 
 class Transcript:
     """Starts with the prompt and grows by sampled segments and observations."""
 
-    __slots__ = ("_context", "_notes", "_segments")
+    __slots__ = ("_context", "_notes", "segments", "token_ids")
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         assert prompt_ids, "an episode starts with a prompt"
+        self.segments: tuple[Segment, ...] = ()
+        self.token_ids: tuple[int, ...] = ()
+        """All tokens of the context so far, in order."""
         self._context: list[tuple[int, ...]] = []
         self._notes: dict[int, tuple[int, ...]] = {}
-        self._segments: list[Segment] = []
         self._append(Segment(Origin.PROMPT, tuple(prompt_ids)))
 
     def append_sampled(self, completion: Completion) -> None:
@@ -45,8 +47,8 @@ class Transcript:
 
         ``note`` may replace it later; without one it stays.
         """
-        last = self._segments[-1].origin
-        assert last.is_policys or last is Origin.FOLDED, "an observation follows a turn"
+        last = self.segments[-1].origin
+        assert last in (*POLICY_ORIGINS, Origin.FOLDED), "an observation follows a turn"
         if note:
             self._notes[len(self._context)] = tuple(note)
         self._append(Segment(Origin.OBSERVATION, tuple(token_ids)))
@@ -57,7 +59,6 @@ class Transcript:
         if not archived:
             return self
         folded = copy(self)
-        folded._segments = list(self._segments)
         folded._context = [
             self._notes[place] if place in archived else token_ids
             for place, token_ids in enumerate(self._context)
@@ -65,31 +66,19 @@ class Transcript:
         folded._notes = {
             place: self._notes[place] for place in self._notes if place not in archived
         }
-        folded._segments.append(Segment(Origin.FOLDED, folded.token_ids))
+        folded.token_ids = tuple(i for token_ids in folded._context for i in token_ids)
+        folded.segments += (Segment(Origin.FOLDED, folded.token_ids),)
         return folded
 
     @property
     def num_folds(self) -> int:
         """How many times the context was restarted."""
-        return sum(segment.origin is Origin.FOLDED for segment in self._segments)
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """All tokens of the context so far, in order."""
-        return tuple(i for token_ids in self._context for i in token_ids)
-
-    @property
-    def last_id(self) -> int:
-        """The last token so far."""
-        return next(token_ids[-1] for token_ids in reversed(self._context) if token_ids)
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(self._segments)
+        return sum(segment.origin is Origin.FOLDED for segment in self.segments)
 
     def __len__(self) -> int:
-        return sum(map(len, self._context))
+        return len(self.token_ids)
 
     def _append(self, segment: Segment) -> None:
-        self._segments.append(segment)
+        self.segments += (segment,)
+        self.token_ids += segment.token_ids_T
         self._context.append(segment.token_ids_T)

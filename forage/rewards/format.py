@@ -16,7 +16,7 @@ from forage.types import SEARCH_TOOL, TAGS_PROTOCOL, ActionKind, Tag, Turn, tag_
 
 ProtocolName = Literal["tags", "tools"]
 
-_ANY_TAG = tag_pattern(Tag)
+_ANY_TAG, _TAG = tag_pattern(Tag), tag_pattern(TAGS_PROTOCOL)
 _THOUGHT = [Tag.THINK.opening, Tag.THINK.closing]
 _NATIVE_CALL = [Tag.TOOL_CALL.opening, Tag.TOOL_CALL.closing]
 _ANSWER = [Tag.ANSWER.opening, Tag.ANSWER.closing]
@@ -36,12 +36,14 @@ def is_format_valid(turns: Sequence[Turn], protocol: ProtocolName = "tags") -> b
     if not turns:
         return False
     *before, last = turns
-    if last.kind is not ActionKind.ANSWER or not all(map(_is_observed_call, before)):
+    if last.kind is not ActionKind.ANSWER or not all(
+        turn.kind in (ActionKind.SEARCH, ActionKind.CALL) and turn.observation for turn in before
+    ):
         return False
     if protocol == "tools":
         return all(map(_is_tools_turn, turns))
     called = {call.tool for turn in turns for call in turn.calls}
-    tag = tag_pattern({*TAGS_PROTOCOL, *called})
+    tag = tag_pattern({*TAGS_PROTOCOL, *called}) if called - {SEARCH_TOOL} else _TAG
     return all(_is_tags_turn(turn, tag) for turn in turns)
 
 
@@ -51,14 +53,10 @@ def is_reasoning_broken(sampled: str) -> bool:
     """
     is_thinking = False
     for tag in _ANY_TAG.findall(sampled):
-        if is_thinking != (tag == Tag.THINK.closing):
+        if is_thinking != (tag == _THOUGHT[1]):
             return True
-        is_thinking = tag == Tag.THINK.opening
+        is_thinking = tag == _THOUGHT[0]
     return is_thinking
-
-
-def _is_observed_call(turn: Turn) -> bool:
-    return turn.kind in (ActionKind.SEARCH, ActionKind.CALL) and bool(turn.observation)
 
 
 def _is_tags_turn(turn: Turn, tag: re.Pattern[str]) -> bool:

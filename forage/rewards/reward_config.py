@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -45,10 +46,6 @@ def _matched(match: Callable[[str, Sequence[str]], float]) -> Term:
     return Term(formula)
 
 
-def _format_valid(episode: Episode, protocol: ProtocolName) -> float:
-    return float(is_format_valid(episode.turns, protocol))
-
-
 def _retrieved(episode: Episode, _: ProtocolName) -> float:
     golden_answers = episode.question.golden_answers
     return float(any(shows_an_answer(turn, golden_answers) for turn in episode.turns))
@@ -68,7 +65,9 @@ class RewardWeights(Frozen):
     """Weight of a golden answer within the answer, in whole words."""
     f1: Annotated[Weight, _matched(f1_score)] = 0.0
     """Weight of the word overlap."""
-    format_valid: Annotated[Weight, Term(_format_valid)] = 0.0
+    format_valid: Annotated[
+        Weight, Term(lambda episode, protocol: float(is_format_valid(episode.turns, protocol)))
+    ] = 0.0
     """Weight of a valid format."""
     retrieved: Annotated[Weight, Term(_retrieved, is_on_demand=True)] = 0.0
     """Weight of a golden answer in the retrieved passages."""
@@ -76,6 +75,7 @@ class RewardWeights(Frozen):
     """Weight of the judge's verdict."""
 
     @classmethod
+    @cache
     def terms(cls) -> dict[str, Term]:
         """The terms by name, in the order of their weights."""
         return {

@@ -32,7 +32,12 @@ def score_episode(
     parts = rule_parts(episode, config, protocol) | dict(more_parts or {})
     if episode.status is Status.ENGINE_FAILED:
         return Reward(0.0, parts)
-    parts |= _charges(episode, config)
+    charges: dict[str, float] = {}
+    if config.search_cost:
+        charges["search_cost"] = -config.search_cost * episode.num_searches
+    if config.no_search_penalty:
+        charges["no_search_penalty"] = 0.0 if episode.num_searches else -config.no_search_penalty
+    parts |= charges
     if config.weights.table:
         assert config.answer in parts, f"the part {config.answer} is missing"
         parts["table"] = table_score(
@@ -41,9 +46,15 @@ def score_episode(
             is_format_valid=bool(parts["format_valid"]),
             is_retrieved=bool(parts.get("retrieved", 0.0)),
             config=config,
-            num_answer_tags=num_answer_tags(episode),
+            num_answer_tags=num_answer_tags(episode) if config.many_answers_factor != 1 else 1,
         )
-    return Reward(_weighted_sum(parts, config), parts)
+    weights: dict[str, float] = config.weights.model_dump()
+    weights |= {function.name: function.weight for function in config.functions}
+    weights |= dict.fromkeys(charges, 1.0)
+    missing = [name for name, weight in weights.items() if weight and name not in parts]
+    assert not missing, f"the parts {missing} are missing"
+    value = sum(weight * parts[name] for name, weight in weights.items() if name in parts)
+    return Reward(value, parts)
 
 
 def rule_parts(
@@ -89,22 +100,3 @@ def num_answer_tags(episode: Episode) -> int:
     """Answer tags that the policy wrote: opening or closing ones, whichever are more."""
     sampled = [turn.sampled for turn in episode.turns]
     return max(sum(text.count(tag) for text in sampled) for tag in _ANSWER_TAGS)
-
-
-def _charges(episode: Episode, config: RewardConfig) -> dict[str, float]:
-    """The costs of searching and of not searching, 0 or less, if the settings define them."""
-    charges: dict[str, float] = {}
-    if config.search_cost:
-        charges["search_cost"] = -config.search_cost * episode.num_searches
-    if config.no_search_penalty:
-        charges["no_search_penalty"] = 0.0 if episode.num_searches else -config.no_search_penalty
-    return charges
-
-
-def _weighted_sum(parts: dict[str, float], config: RewardConfig) -> float:
-    factors: dict[str, float] = config.weights.model_dump()
-    factors |= {function.name: function.weight for function in config.functions}
-    factors |= {"search_cost": 1.0, "no_search_penalty": 1.0}
-    missing = [name for name, factor in factors.items() if factor and name not in parts]
-    assert set(missing) <= {"search_cost", "no_search_penalty"}, f"the parts {missing} are missing"
-    return sum(factor * parts[name] for name, factor in factors.items() if name in parts)

@@ -24,7 +24,7 @@ from forage.config.run_config import RunConfig
 from forage.errors import UserError
 from forage.evaluation.interactive import Ask
 from forage.retrieval.serve.known_hosts import KnownHosts
-from forage.types import ActionKind, Episode, Origin, Status, Tag, Turn, tag_pattern
+from forage.types import POLICY_ORIGINS, ActionKind, Episode, Origin, Status, Tag, Turn, tag_pattern
 from forage.viewer.pages import visible
 from forage.viewer.viewer_page import HEADERS, loopback_app, viewer_page
 
@@ -127,7 +127,7 @@ class Parts:
 
     def split(self, origin: Origin, text: str) -> Iterator[tuple[str, str]]:
         """The parts of a piece; an incomplete tag is held back until the rest arrives."""
-        if not origin.is_policys:
+        if origin not in POLICY_ORIGINS:
             yield from self.rest()
             self._part, self._is_new_turn = "text", True
             yield "observation", text

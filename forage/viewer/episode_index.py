@@ -27,7 +27,7 @@ from forage.episode_json import EpisodeRecord, record_from_json
 from forage.errors import UserError
 from forage.records import MAX_EPISODE_BYTES
 from forage.remote.plain_file import open_plain
-from forage.types import ActionKind, Origin, Turn
+from forage.types import POLICY_ORIGINS, ActionKind, Origin, Turn
 from forage.watch.step_report import signs_of
 
 LOG = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ def _row(offset: int, line: dict[str, Any]) -> _Row:
     length = sum(
         len(segment["token_ids"])
         for segment in line["segments"]
-        if Origin(segment["origin"]).is_policys
+        if Origin(segment["origin"]) in POLICY_ORIGINS
     )
     record = record_from_json(line | {"segments": []})
     episode = record.episode

@@ -185,7 +185,7 @@ def _token_blocks(
     num_sampled = 0
     golden = episode.question.golden_answers
     for segment in episode.segments:
-        if segment.origin.is_policys:
+        if segment.origin in (Origin.SAMPLED, Origin.TRANSCRIBED):
             number, turn = next(turns, (number + 1, None))
         heading, detail = _heading(segment.origin, number, turn)
         num_tokens = len(segment.token_ids_T)
@@ -232,7 +232,7 @@ def _heading(origin: Origin, number: int, turn: Turn | None) -> tuple[str, str]:
         return "Context restarted", "older results are archived"
     if turn is None:
         return f"Turn {number}, {origin.value}", ""
-    if origin.is_policys:
+    if origin is not Origin.OBSERVATION:
         verb = {
             ActionKind.SEARCH: "search",
             ActionKind.CALL: turn.calls[0].tool if turn.calls else "call",

@@ -1,4 +1,4 @@
-"""The last phase of a step: it is reported, recorded, shown, and acted on.
+"""The last phase of a step: reports, records and shows it, and acts on alarms.
 
 ``train.py`` calls it once the new weights are out. Evaluations during training and checkpoints
 belong here too, each on its own schedule. Nothing here changes a weight or chooses an episode.
@@ -18,12 +18,12 @@ from forage.config.run_config import RunConfig
 from forage.records import RunRecords
 from forage.retrieval.client.client import SearchClient
 from forage.rollout.engines.engine import Engine
-from forage.rollout.play.groups import Worth
+from forage.rollout.play.groups import LearnableEpisodes
 from forage.training.checkpoints.savepoints import Savepoints
 from forage.watch.collapse_guard import CollapseGuard
 from forage.watch.dashboard import Dashboard
 from forage.watch.step import TrainingStep
-from forage.watch.step_report import StepReport
+from forage.watch.step_report import StepReport, warn_of_flat_groups
 from forage.watch.stop_signal import StopSignal
 from forage.watch.trace_file import TraceFile
 from forage.watch.trackers.tracker import Trackers
@@ -40,7 +40,7 @@ class Watcher(Protocol):
         ...
 
     async def see(self, step: TrainingStep) -> None:
-        """A step is over; the next begins when this returns."""
+        """Called after each step; the next begins when this returns."""
         ...
 
 
@@ -58,7 +58,7 @@ class AfterStep:
     records: RunRecords
     savepoints: Savepoints
     guard: CollapseGuard
-    worth: Worth
+    credit: LearnableEpisodes
     trackers: Trackers
     trace: TraceFile | None
     watcher: Watcher | None
@@ -76,7 +76,7 @@ class AfterStep:
         """
         groups, clock = step.groups, step.clock
         step.metrics |= self.report.of(groups, self.search.counts, self.engine.counters, clock)
-        self.report.warn_of_flat_groups(step.number, step.metrics)
+        warn_of_flat_groups(step.number, step.metrics)
         alarms, watched = self.guard.see(step.number, step.metrics)
         step.metrics |= watched
         try:
@@ -92,10 +92,10 @@ class AfterStep:
         if alarms:
             # A rollback chooses among whole checkpoints.
             await asyncio.to_thread(self.savepoints.wait)
-        self.guard.act_on(alarms)
+            self.guard.act_on(alarms)
         await self.savepoints.after(step.number)
         if self.is_played and step.metrics["search/failures"]:
-            await self._search_is_back(step)
+            await self._wait_for_search(step)
         if self.watcher is not None:
             await self.watcher.see(step)
         gc.collect()  # only episodes that are played ahead wait for it here
@@ -115,9 +115,9 @@ class AfterStep:
         step.clock.lap("record")
         self.records.write_metrics(step.number, step.metrics | step.clock.metrics())
 
-    async def _search_is_back(self, step: TrainingStep) -> None:
-        """Waits for search if it spoilt every episode of the step; raises ``UserError``."""
-        if not any(map(self.worth.is_learnable, step.groups.episodes)):
+    async def _wait_for_search(self, step: TrainingStep) -> None:
+        """Waits for search if a search failed in every episode; raises ``UserError``."""
+        if not any(map(self.credit.is_learnable, step.groups.episodes)):
             LOG.warning(
                 "a search failed in every episode of step %d; waiting for search", step.number
             )

@@ -43,15 +43,7 @@ class CollapseGuard:
         """``is_replay``: another policy sampled the episodes, so it may differ from the trainer."""
         self._config = config
         self._is_replay = is_replay
-        self._sentinel = self._new_sentinel()
-
-    @property
-    def rate_factor(self) -> float:
-        """The factor of the learning rate after the rollbacks so far."""
-        sentinel = self._config.sentinel
-        # A run that has rolled back may resume under another kind of sentinel.
-        settings = sentinel if isinstance(sentinel, RollBack) else RollBack()
-        return settings.rate_factor ** self._num_rollbacks()
+        self.remember(())
 
     def see(self, step: int, metrics: Mapping[str, float]) -> tuple[list[Alarm], dict[str, float]]:
         """The alarms that begin with this step, and the sentinel's own metrics."""
@@ -60,11 +52,17 @@ class CollapseGuard:
         return self._sentinel.see(step, metrics), self._sentinel.metrics()
 
     def remember(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Starts over from a run's recorded metrics."""
+        """Starts over from a run's recorded metrics and rollbacks."""
         self._sentinel = sentinel = self._new_sentinel()
         if sentinel is not None:
             for row in rows:
                 sentinel.see(int(row["step"]), row)
+        path, settings = self._config.output_dir / ROLLBACKS_FILE, self._config.sentinel
+        self._num_rollbacks = path.read_bytes().count(b"\n") if path.exists() else 0
+        # A run that has rolled back may resume under another kind of sentinel.
+        settings = settings if isinstance(settings, RollBack) else RollBack()
+        self.rate_factor = settings.rate_factor**self._num_rollbacks
+        """The factor of the learning rate after the rollbacks so far."""
 
     def act_on(self, alarms: Sequence[Alarm]) -> None:
         """Logs a warning; raises ``Collapsed`` or ``GoBack`` if ``sentinel.kind`` says so."""
@@ -115,7 +113,7 @@ class CollapseGuard:
 
         Raises ``Collapsed`` if there is none, or after ``most`` rollbacks.
         """
-        if self._num_rollbacks() >= most:
+        if self._num_rollbacks >= most:
             raise Collapsed(
                 f"the run collapses again after {most} rollbacks: {_listed(alarms)}. See if the "
                 "reward can be earned without a right answer, or lower trainer.learning_rate"
@@ -132,11 +130,9 @@ class CollapseGuard:
         except UserError as error:  # any other error would checkpoint the bad weights
             text = f"the run is collapsing ({_listed(alarms)}) and cannot roll back: {error}"
             raise Collapsed(text) from error
-        LOG.warning(
-            "rolled back to step %d, with %g times the learning rate",
-            newest,
-            self.rate_factor,
-        )
+        self.remember(())
+        text = "rolled back to step %d, with %g times the learning rate"
+        LOG.warning(text, newest, self.rate_factor)
         return healthy[newest]
 
     def _go_back(self, to_step: int, alarms: Sequence[Alarm]) -> None:
@@ -183,10 +179,6 @@ class CollapseGuard:
             file.write(json_line(row))
             file.flush()
             os.fsync(file.fileno())
-
-    def _num_rollbacks(self) -> int:
-        path = self._config.output_dir / ROLLBACKS_FILE
-        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def _new_sentinel(self) -> Sentinel | None:
         config, sentinel = self._config, self._config.sentinel

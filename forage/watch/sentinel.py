@@ -8,16 +8,18 @@ ones. docs/sentinel.md explains each sign and its threshold.
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from operator import gt, lt
 from statistics import median
 from typing import Literal
 
 from forage.config.sentinel_config import SentinelConfig
 
-_HOPS = re.compile(r"searches/hops_(\d+)")
+_HOPS = "searches/hops_"
+"""The prefix of the metrics of searches by number of hops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,11 @@ class Sign:
     signal: str
     side: Literal["below", "above"]
     against: Literal["recent", "best", "zero"]
-    limit: Callable[[float], float]
+    limit: Callable[[float, Sentinel], float]
     meaning: str
 
-    def is_beyond(self, value: float, limit: float) -> bool:
-        return value < limit if self.side == "below" else value > limit
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SignState:
     """A sign's last value, its normal value and its limit.
 
@@ -67,55 +66,35 @@ class SignState:
     """
 
     sign: Sign
-    value: float
-    normal: float | None
-    limit: float | None
-    num_beyond: int
-
-
-@dataclass(slots=True)
-class _Watch:
-    sign: Sign
     recent: deque[float]
-    best: float | None = None
-    since: int | None = None
+    value: float = math.nan
+    normal: float | None = None
+    limit: float | None = None
+    since: int = 0
     num_beyond: int = 0
-    last: float = math.nan
 
-    def see(self, step: int, value: float, patience: int) -> Alarm | None:
+    def see(self, step: int, value: float, sentinel: Sentinel) -> Alarm | None:
         """Judges and stores a value; returns an alarm in the step in which patience runs out."""
-        self.last = value
-        normal = self._normal()
-        if normal is None or not self.sign.is_beyond(value, self.sign.limit(normal)):
-            self._remember(value)
-            return None
-        self.since = step if self.since is None else self.since
-        self.num_beyond += 1
-        if self.num_beyond != patience:
-            return None
-        sign = self.sign
-        return Alarm(step, self.since, sign.signal, value, normal, sign.limit(normal), sign.meaning)
-
-    def state(self) -> SignState:
-        normal = self._normal()
-        limit = None if normal is None else self.sign.limit(normal)
-        return SignState(self.sign, self.last, normal, limit, self.num_beyond)
-
-    def _normal(self) -> float | None:
-        """The normal value; None until a whole window has been seen, if it depends on values."""
-        if self.sign.against == "zero":
-            return 0.0
-        if self.best is None:
-            return None
-        return self.best if self.sign.against == "best" else median(self.recent)
-
-    def _remember(self, value: float) -> None:
-        self.since, self.num_beyond = None, 0
+        sign, self.value = self.sign, value
+        if sign.against == "zero":
+            self.normal, self.limit = 0.0, sign.limit(0.0, sentinel)
+        normal, limit = self.normal, self.limit
+        is_beyond = lt if sign.side == "below" else gt
+        if normal is not None and limit is not None and is_beyond(value, limit):
+            self.num_beyond += 1
+            self.since = step if self.num_beyond == 1 else self.since
+            if self.num_beyond != sentinel.config.patience:
+                return None
+            return Alarm(step, self.since, sign.signal, value, normal, limit, sign.meaning)
+        self.num_beyond = 0
         self.recent.append(value)
-        if len(self.recent) == self.recent.maxlen:
+        if len(self.recent) == self.recent.maxlen and sign.against != "zero":
             middle = median(self.recent)
-            better = max if self.sign.side == "below" else min
-            self.best = middle if self.best is None else better(self.best, middle)
+            if sign.against == "best" and normal is not None:
+                better = max if sign.side == "below" else min
+                middle = better(normal, middle)
+            self.normal, self.limit = middle, sign.limit(middle, sentinel)
+        return None
 
 
 @dataclass(slots=True)
@@ -124,26 +103,27 @@ class Sentinel:
 
     config: SentinelConfig
     max_grad_norm: float
-    _watches: dict[str, _Watch] = field(default_factory=dict)
+    _states: dict[Sign, SignState] = field(default_factory=dict)
 
     def see(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """The alarms that begin with this step; signs without a finite value are skipped."""
         alarms: list[Alarm] = []
-        for key, sign in self._signs(metrics).items():
+        by_hops = [name for name in metrics if name.startswith(_HOPS)]
+        sampler = () if self.config.max_logprob_diff is None else (_SAMPLER,)
+        for sign in (*sampler, *_SIGNS, *map(_searches_sign, by_hops or ("searches/mean",))):
             value = metrics.get(sign.signal, math.nan)
             if not math.isfinite(value):
                 continue
-            watch = self._watches.get(key)
-            if watch is None:
-                watch = self._watches[key] = _Watch(sign, deque(maxlen=self.config.window))
-            alarm = watch.see(step, value, self.config.patience)
+            if sign not in self._states:
+                self._states[sign] = SignState(sign, deque(maxlen=self.config.window))
+            alarm = self._states[sign].see(step, value, self)
             if alarm is not None:
                 alarms.append(alarm)
         return alarms
 
     def metrics(self) -> dict[str, float]:
         """How many signs are beyond their limits, and how many of them for longer than patience."""
-        beyond = [watch.num_beyond for watch in self._watches.values() if watch.num_beyond]
+        beyond = [state.num_beyond for state in self._states.values() if state.num_beyond]
         return {
             "sentinel/beyond": float(len(beyond)),
             "sentinel/alarms": float(sum(n >= self.config.patience for n in beyond)),
@@ -151,100 +131,102 @@ class Sentinel:
 
     def states(self) -> list[SignState]:
         """The state of each sign seen so far."""
-        return [watch.state() for watch in self._watches.values()]
-
-    def _signs(self, metrics: Mapping[str, float]) -> dict[str, Sign]:
-        signs = _fixed_signs(self.config, self.max_grad_norm)
-        matches = [match for name in metrics if (match := _HOPS.fullmatch(name))]
-        hops = {match.group(): int(match.group(1)) for match in matches}
-        for name, num_hops in (hops or {"searches/mean": None}).items():
-            signs[name] = _searches_sign(name, num_hops, self.config.searches_drop)
-        return signs
+        return list(self._states.values())
 
 
-def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign]:
-    signs = {} if config.max_logprob_diff is None else _sampler_sign(config.max_logprob_diff)
-    return signs | {
-        "likelihood": Sign(
-            "health/correct_logprob",
-            "below",
-            "best",
-            # A confident policy is sure of every token, so a multiple alone would be noise.
-            lambda normal: min(normal * config.surprise_growth, normal - config.likelihood_drop),
-            "the policy finds its own correct episodes less and less likely",
+_SAMPLER = Sign(
+    "policy/logprob_diff_mean",
+    "above",
+    "zero",
+    lambda _, sentinel: sentinel.config.max_logprob_diff or 0.0,
+    "the sampler computes different log-probabilities from the trainer: its weights or its "
+    "computation differ",
+)
+_SIGNS = (
+    Sign(
+        "health/correct_logprob",
+        "below",
+        "best",
+        # A confident policy is sure of every token, so a multiple alone would be noise.
+        lambda normal, sentinel: min(
+            normal * sentinel.config.surprise_growth, normal - sentinel.config.likelihood_drop
         ),
-        "low entropy": Sign(
-            "policy/entropy",
-            "below",
-            "recent",
-            lambda _: config.min_entropy,
-            "the policy no longer explores",
+        "the policy finds its own correct episodes less and less likely",
+    ),
+    Sign(
+        "policy/entropy",
+        "below",
+        "recent",
+        lambda _, sentinel: sentinel.config.min_entropy,
+        "the policy no longer explores",
+    ),
+    Sign(
+        "policy/entropy",
+        "above",
+        "best",
+        lambda normal, sentinel: max(
+            normal * sentinel.config.entropy_growth, normal + sentinel.config.entropy_rise
         ),
-        "high entropy": Sign(
-            "policy/entropy",
-            "above",
-            "best",
-            lambda normal: max(normal * config.entropy_growth, normal + config.entropy_rise),
-            "the policy turns to noise",
+        "the policy turns to noise",
+    ),
+    Sign(
+        "optimizer/grad_norm",
+        "above",
+        "recent",
+        lambda normal, sentinel: max(
+            normal * sentinel.config.grad_norm_growth, sentinel.max_grad_norm
         ),
-        "gradient": Sign(
-            "optimizer/grad_norm",
-            "above",
-            "recent",
-            lambda normal: max(normal * config.grad_norm_growth, max_grad_norm),
-            "single steps change the policy too much",
-        ),
-        "reward": Sign(
-            "health/misranked",
-            "above",
-            "recent",
-            lambda _: config.max_misranked,
-            "the reward does not separate right from wrong answers, so it can be gamed",
-        ),
-        "format": _rising_sign(
-            "health/format_breaks",
-            config.format_breaks_rise,
-            "the reasoning falls apart: think blocks are left open or contain other tags",
-        ),
-        "repetition": _rising_sign(
-            "health/repetition", config.repetition_rise, "the policy repeats itself within a turn"
-        ),
-        "repeated searches": _rising_sign(
-            "health/repeated_searches",
-            config.repeated_searches_rise,
-            "the policy repeats its searches",
-        ),
-        "empty answers": _rising_sign(
-            "health/empty_answers", config.empty_answers_rise, "the policy gives empty answers"
-        ),
-    }
+        "single steps change the policy too much",
+    ),
+    Sign(
+        "health/misranked",
+        "above",
+        "recent",
+        lambda _, sentinel: sentinel.config.max_misranked,
+        "the reward does not separate right from wrong answers, so it can be gamed",
+    ),
+    Sign(
+        "health/format_breaks",
+        "above",
+        "best",
+        lambda normal, sentinel: normal + sentinel.config.format_breaks_rise,
+        "the reasoning falls apart: think blocks are left open or contain other tags",
+    ),
+    Sign(
+        "health/repetition",
+        "above",
+        "best",
+        lambda normal, sentinel: normal + sentinel.config.repetition_rise,
+        "the policy repeats itself within a turn",
+    ),
+    Sign(
+        "health/repeated_searches",
+        "above",
+        "best",
+        lambda normal, sentinel: normal + sentinel.config.repeated_searches_rise,
+        "the policy repeats its searches",
+    ),
+    Sign(
+        "health/empty_answers",
+        "above",
+        "best",
+        lambda normal, sentinel: normal + sentinel.config.empty_answers_rise,
+        "the policy gives empty answers",
+    ),
+)
 
 
-def _sampler_sign(limit: float) -> dict[str, Sign]:
-    return {
-        "sampler": Sign(
-            "policy/logprob_diff_mean",
-            "above",
-            "zero",
-            lambda _: limit,
-            "the sampler computes different log-probabilities from the trainer: its weights or "
-            "its computation differ",
-        )
-    }
-
-
-def _rising_sign(metric: str, rise: float, meaning: str) -> Sign:
-    """A metric that is ``rise`` above its best median so far."""
-    return Sign(metric, "above", "best", lambda normal: normal + rise, meaning)
-
-
-def _searches_sign(name: str, num_hops: int | None, drop: float) -> Sign:
+@cache
+def _searches_sign(name: str) -> Sign:
     """A question needs as many searches as it has hops, or one if its hops are unknown."""
-    which = "" if num_hops is None else f" on questions of {num_hops} hops"
+    num_hops = name.removeprefix(_HOPS) if name.startswith(_HOPS) else ""
+    which = f" on questions of {num_hops} hops" if num_hops else ""
     return Sign(
         name,
         "below",
         "best",
-        lambda normal: min(normal, float(num_hops or 1)) * (1.0 - drop),
+        lambda normal, sentinel: (
+            min(normal, float(num_hops or 1)) * (1.0 - sentinel.config.searches_drop)
+        ),
         f"the policy stops searching{which}",
     )

@@ -20,7 +20,7 @@ from forage.rewards.answers import normalize_answer
 from forage.rewards.format import is_reasoning_broken
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.play.groups import StepGroups
-from forage.types import ActionKind, Episode, Origin, Status
+from forage.types import SEARCH_TOOL, ActionKind, Episode, Origin, Status
 
 LOG = logging.getLogger(__name__)
 
@@ -69,21 +69,21 @@ class StepReport:
         metrics["rollout/tokens_per_s"] = num_sampled / clock.seconds["rollout"]
         return metrics
 
-    def warn_of_flat_groups(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warns if the groups of a run's first step teach nothing; the chart shows later steps.
 
-        Turns may differ in what they earned even if episodes do not, so the advantages count.
-        """
-        is_flat = metrics.get("groups/flat") == 1 and metrics.get("advantage/abs_mean") == 0
-        if step == 0 and is_flat and "return/mean" in metrics:  # otherwise no episode was learnable
-            LOG.warning(
-                "the first step learns nothing from its rewards: in each group all episodes "
-                "earned the same (reward %.3g on average). If all answers are wrong, try a warm "
-                "start (forage sft), a graded reward (reward.answer=f1, reward.structure_score) "
-                "or easier questions; otherwise a higher rollout.temperature or a larger "
-                "trainer.group_size",
-                metrics["reward/mean"],
-            )
+def warn_of_flat_groups(step: int, metrics: Mapping[str, float]) -> None:
+    """Warns if the groups of a run's first step teach nothing; the chart shows later steps.
+
+    Turns may differ in what they earned even if episodes do not, so the advantages count.
+    """
+    is_flat = metrics.get("groups/flat") == 1 and metrics.get("advantage/abs_mean") == 0
+    if step == 0 and is_flat and "return/mean" in metrics:  # otherwise no episode was learnable
+        LOG.warning(
+            "the first step learns nothing from its rewards: in each group all episodes earned the "
+            "same (reward %.3g on average). If all answers are wrong, try a warm start (forage "
+            "sft), a graded reward (reward.answer=f1, reward.structure_score) or easier questions; "
+            "otherwise a higher rollout.temperature or a larger trainer.group_size",
+            metrics["reward/mean"],
+        )
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -92,15 +92,16 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     scored = [reward for reward in rewards if reward.failure is None]
     unscored = Counter(reward.failure for reward in rewards if reward.failure)
     turns = [turn for episode in episodes for turn in episode.turns]
-    failures = Counter(turn.search_failure for turn in turns if turn.search_failure)
     calls = [call for turn in turns for call in turn.calls]
+    searches = [call for call in calls if call.tool == SEARCH_TOOL]
+    failures = Counter(call.failure for call in searches if call.failure)
     metrics = {
         "reward/mean": fmean(reward.value for reward in scored) if scored else math.nan,
         "em/mean": fmean(reward.parts["em"] for reward in rewards),
         "searches/mean": fmean(episode.num_searches for episode in episodes),
         "tokens/sampled_mean": fmean(episode.num_sampled_tokens for episode in episodes),
         "episodes/answered": fmean(episode.status is Status.ANSWERED for episode in episodes),
-        "seconds/search_wait": sum(turn.search_s for turn in turns) / len(episodes),
+        "seconds/search_wait": sum(call.seconds for call in searches) / len(episodes),
         "search/failures": float(sum(failures.values())),
         "judge/failures": float(sum(unscored.values())),
     }

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class StopSignal:
-    """Whether the run was asked to end; used on one event loop."""
+    """Whether a signal or the caller has ended the run; used on one event loop."""
 
     def __init__(self, how_to_resume: str = "forage train ... --resume") -> None:
         """``how_to_resume`` tells readers of the log how to continue: our exception's text."""
@@ -41,7 +41,7 @@ class StopSignal:
             self._loop.call_soon_threadsafe(self.set)
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def catching_signals(self) -> Iterator[None]:
         """Within the block, SIGINT and SIGTERM ask the run to end instead of killing it.
 
         A second SIGINT kills the process. Only the main thread receives signals: a run on another

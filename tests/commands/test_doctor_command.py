@@ -14,6 +14,7 @@ from forage.commands.cli import main
 from forage.commands.doctor_command import Verdict
 from forage.remote.json_server import JsonServer
 from forage.rollout.engines.servers.vllm_probe import find_faults
+from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 from tests.rollout.policy_server import PolicyServer, policy_serving
 
 
@@ -264,8 +265,8 @@ def test_a_server_that_keeps_its_memory_while_it_sleeps_is_a_warning_without_a_r
         assert server_report(server.url)[1].count("sleep") == 0, "it does not report it"
         server.model_config["enable_sleep_mode"] = False
         is_fit, text = server_report(server.url)
-        (fault,) = asyncio.run(find_faults(server.url, True, sleeps=True))
-        assert asyncio.run(find_faults(server.url, True, sleeps=False)) == []
+        (fault,) = asyncio.run(find_faults(server.url, ServerNeeds(True, sleeps=True)))
+        assert asyncio.run(find_faults(server.url, ServerNeeds(True, sleeps=False))) == []
     assert is_fit
     assert "it does not release GPU memory while it sleeps" in text
     assert fault.is_fatal
@@ -274,8 +275,8 @@ def test_a_server_that_keeps_its_memory_while_it_sleeps_is_a_warning_without_a_r
 
 def test_a_server_whose_memory_is_shared_in_turn_must_have_the_routes_of_sleep() -> None:
     with policy_serving(PolicyServer(without=frozenset({"/sleep", "/wake_up"}))) as server:
-        assert asyncio.run(find_faults(server.url, True, sleeps=False)) == []
-        faults = asyncio.run(find_faults(server.url, True, sleeps=True))
+        assert asyncio.run(find_faults(server.url, ServerNeeds(True, sleeps=False))) == []
+        faults = asyncio.run(find_faults(server.url, ServerNeeds(True, sleeps=True)))
     assert [fault.what for fault in faults] == ["it has no /sleep, /wake_up"]
 
 

@@ -50,7 +50,7 @@ def test_folding_puts_notes_in_the_place_of_all_but_the_last_results():
     folded.append_sampled(completion_of((10,)))
     assert folded.token_ids == (1, 2, 3, 9, 6, 7, 8, 20, 21, 10)
     assert len(folded) == 10
-    assert (transcript.num_folds, folded.num_folds, folded.last_id) == (0, 1, 10)
+    assert (transcript.num_folds, folded.num_folds, folded.token_ids[-1]) == (0, 1, 10)
     assert folded.folded(0).token_ids == (1, 2, 3, 9, 6, 7, 8, 9, 10)
 
 
@@ -111,7 +111,7 @@ def test_a_transcript_takes_no_text_and_has_no_way_to_remove_anything():
     public = {name for name in dir(Transcript) if not name.startswith("_")}
     assert public == {
         *("append_sampled", "append_observation", "folded"),
-        *("token_ids", "last_id", "segments", "num_folds"),
+        *("token_ids", "segments", "num_folds"),
     }
 
 

@@ -21,7 +21,7 @@ from forage.evaluation.summary import EvaluationSummary
 from forage.records import read_episodes
 from forage.train import run_training
 from forage.training.model import load_tokenizer
-from forage.types import Origin, Question, Status
+from forage.types import POLICY_ORIGINS, Origin, Question, Status
 from tests.rollout.model_server import NAME, ModelServer, error, page, serving
 from tests.tiny_runs import SETTINGS, random_model, search_server, world_dir, write_recipe
 
@@ -102,7 +102,7 @@ def test_a_server_is_evaluated_like_any_model_and_its_faults_cost_nothing(
     assert normal.searches.mean == closed.searches.mean > 1
     episodes = [record.episode for record in read_episodes(out.with_suffix(".jsonl"))]
     wrote = Origin.SAMPLED if form == "completions" else Origin.TRANSCRIBED
-    assert {s.origin for e in episodes for s in e.segments if s.origin.is_policys} == {wrote}
+    assert {s.origin for e in episodes for s in e.segments if s.origin in POLICY_ORIGINS} == {wrote}
     assert {episode.is_trainable for episode in episodes} == {form == "completions"}
     assert KEY not in caplog.text + out.read_text() + recipe.read_text()
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from forage.config.run_config import RunConfig
 from forage.types import (
     ActionKind,
     Episode,
@@ -16,7 +15,7 @@ from forage.types import (
     Turn,
     search_call,
 )
-from forage.watch.step_report import StepReport, episode_metrics
+from forage.watch.step_report import episode_metrics, warn_of_flat_groups
 
 EPISODE = Episode(
     Question("q", "t", ("a",), "s"), 0, (), (), Status.ANSWERED, Reward(1.0, {"em": 1.0})
@@ -40,7 +39,6 @@ def test_calls_failures_and_seconds_are_counted_by_tool():
 
 def test_flat_groups_are_said_at_the_first_step_alone(caplog: pytest.LogCaptureFixture):
     """A run whose episodes all earned nothing continued for hours without a message."""
-    config = RunConfig.model_validate({"model": {"path": "m"}})
     flat = {"groups/flat": 1.0, "reward/mean": 0.0, "return/mean": 0.0, "advantage/abs_mean": 0.0}
     mixed = flat | {"groups/flat": 0.5, "advantage/abs_mean": 0.1}
     by_turns = flat | {"advantage/abs_mean": 0.1}  # the episodes earn the same, but not their turns
@@ -50,7 +48,6 @@ def test_flat_groups_are_said_at_the_first_step_alone(caplog: pytest.LogCaptureF
         *(([by_turns], 0), ([none_learnable], 0)),
     ):
         caplog.clear()
-        report = StepReport(config)
         for step, metrics in enumerate(shares):
-            report.warn_of_flat_groups(step, metrics)
+            warn_of_flat_groups(step, metrics)
         assert len(caplog.records) == expected

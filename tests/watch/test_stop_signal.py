@@ -20,7 +20,7 @@ from forage.watch.stop_signal import StopSignal
 
 async def run():
     stop = StopSignal()
-    with stop.heard():
+    with stop.catching_signals():
         print("running", flush=True)
         try:
             await stop.or_stop(asyncio.sleep(600))
@@ -74,7 +74,7 @@ def test_a_sigterm_that_comes_again_changes_nothing(child: subprocess.Popen[str]
 
 async def test_afterwards_ctrl_c_is_pythons_again():
     stop = StopSignal()
-    with stop.heard():
+    with stop.catching_signals():
         signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(0.05)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL

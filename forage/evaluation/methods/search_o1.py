@@ -52,7 +52,7 @@ async def reason_with_searches(episode: OpenEpisode) -> Status:
         shown, note = await _condense(episode, found, reasoning)
         observation = Observation(note.token_ids, note.text, shown.passage_ids)
         episode.turns.append(found.turn(observation, sampled))
-        if not episode.has_room(chain, note):
+        if not episode.has_room(chain.transcript, note):
             return Status.OUT_OF_TOKENS
         chain.transcript.append_observation(note.token_ids)
         reasoning += note.text

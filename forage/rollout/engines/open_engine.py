@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -128,8 +129,8 @@ async def _check(url: str, needs: ServerNeeds, may_sample: bool) -> None:
     If the weights are missing, the GPU memory may hold NaN, which can crash a server that samples.
     """
     if not may_sample:
-        needs = needs._replace(codec=None, num_alternatives=0)
-    faults = await find_faults(url, *needs)
+        needs = replace(needs, codec=None, num_alternatives=0)
+    faults = await find_faults(url, needs)
     for fault in faults:
         if not fault.is_fatal:
             LOG.warning("the server %s: %s", url, fault)

@@ -1,9 +1,9 @@
-"""The groups of training steps: started ahead, played without a barrier, replaced where flat.
+"""The groups of training steps: started ahead, played without a barrier, replaced if flat.
 
-Each episode goes on as soon as what it waits for is there; no step waits for another. How old a
-policy may have been when it sampled is bounded by how far ahead of the trainer groups are started:
-with ``max_staleness`` s, the groups of step k start once version k - s is out. Groups that teach
-nothing give way to more questions, in a bounded number of rounds.
+Each episode continues as soon as its own reply arrives; no step waits for another. Staleness is
+bounded by how far ahead of the trainer groups are started: with ``max_staleness`` s, the groups of
+step k start once version k - s is published. Groups from which nothing can be learnt are replaced
+by groups of more questions, in a bounded number of rounds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PlayMore = Callable[[Sequence[Question], int], Awaitable[list[Group]]]
 """Plays groups of these questions; the number is the round's, from 1."""
 
 
-class Worth(Protocol):
-    """What is asked of the credit: whether anything can be learnt from what was played."""
+class LearnableEpisodes(Protocol):
+    """Decides what can be learnt from; implemented by ``training/credit.py``."""
 
     def is_flat(self, group: Group) -> bool:
-        """Whether its episodes earned the same, so that it teaches nothing."""
+        """Whether its episodes earned the same, so that nothing can be learnt from it."""
         ...
 
     def is_learnable(self, episode: Episode) -> bool:
@@ -46,21 +46,16 @@ class Worth(Protocol):
 
 
 class NothingToLearn(UserError):
-    """All groups of a step were flat, also those played in their place."""
+    """All groups of a step were flat, including those played to replace them."""
 
 
-class EngineGone(UserError):
-    """All episodes of a step ended because no turn could be sampled: the next ones would, too."""
-
-
-def has_failed(episode: Episode) -> bool:
-    """Whether the engine failed it; played again, it may end otherwise."""
-    return episode.status is Status.ENGINE_FAILED
+class EngineFailed(UserError):
+    """The engine failed every episode of a step, so the next steps would fail too."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepGroups:
-    """The groups to learn from, in the order played, and all that were played for them."""
+    """The groups to learn from and all groups played for the step, in the order played."""
 
     chosen: tuple[Group, ...]
     played: tuple[Group, ...]
@@ -68,27 +63,27 @@ class StepGroups:
 
     @property
     def episodes(self) -> list[Episode]:
-        """Every episode played but the greedy ones."""
+        """Every episode played, except the greedy ones."""
         return [episode for group in self.played for episode in group.episodes_G]
 
 
 class GroupSource(Protocol):
-    """Where the loop has its groups from: they are played, or were recorded."""
+    """Gives the loop its groups, which it plays or reads from records."""
 
     async def next_groups(self, step: int) -> StepGroups:
-        """The groups of ``step``; raises ``UserError`` where there is nothing to learn from."""
+        """The groups of ``step``; raises ``UserError`` if nothing can be learnt from them."""
         ...
 
-    def finished_ahead(self) -> dict[str, Episode]:
-        """Episodes that are over and not learnt yet, by the key of their job."""
+    def prefetched_episodes(self) -> dict[str, Episode]:
+        """The finished episodes of later steps, by the key of their job."""
         ...
 
     def start_over(self, kept: Mapping[str, Episode]) -> None:
-        """Another step comes next; ``kept`` are what ``finished_ahead`` gave before it."""
+        """Prepares for any next step; ``kept``: the ``prefetched_episodes`` of a checkpoint."""
         ...
 
     async def close(self) -> None:
-        """Ends what is in flight."""
+        """Cancels the episodes in flight."""
         ...
 
 
@@ -101,7 +96,7 @@ class GroupsInFlight:
         questions: StepQuestions,
         play: Play,
         score: Score,
-        worth: Worth,
+        credit: LearnableEpisodes,
         kept: Mapping[str, Episode] = MappingProxyType({}),
     ) -> None:
         """``kept``: as in ``start_over``."""
@@ -112,70 +107,75 @@ class GroupsInFlight:
         self._questions = questions
         self._play = play
         self._score = score
-        self._worth = worth
+        self._credit = credit
         self._room = asyncio.Semaphore(config.rollout.max_concurrent_episodes)
         self._turnstile = Turnstile(1)
-        """One begins after the other: thousands at once would hold the loop for seconds."""
+        """Starts one episode at a time: thousands at once would block the loop for seconds."""
         self._tasks: set[asyncio.Task[Episode]] = set()
         self.start_over(kept)
 
     def start_over(self, kept: Mapping[str, Episode]) -> None:
         """See ``GroupSource``; nothing may be in flight. ``kept`` episodes are not played again."""
         self._kept = dict(kept)
-        self._started: dict[int, list[_Started]] = {}
+        self._started: dict[int, list[_StartedGroup]] = {}
 
     async def next_groups(self, step: int) -> StepGroups:
-        """The groups of ``step``, in the order of its questions; flat ones replaced if asked for.
+        """The groups of ``step`` in the order of its questions, flat ones replaced if configured.
 
-        Called when the weights of the step before are published. Raises ``NothingToLearn``
-        where no group varies, and ``EngineGone`` where the engine sampled no episode to its end.
+        Called once the weights of the previous step are published. Raises ``NothingToLearn`` if no
+        group varies, and ``EngineFailed`` if the engine failed every episode.
         """
         for ahead in range(step, min(step + self._max_staleness + 1, self._trainer.num_steps)):
             if ahead not in self._started:
-                self._started[ahead] = self._start(self._questions_to_play(ahead), f"{ahead}")
+                questions = self._questions.own(ahead)
+                if self._dynamic is not None:
+                    num_more = num_oversampled(self._dynamic, self._trainer.questions_per_step)
+                    questions = [*questions, *self._questions.spare(ahead)[:num_more]]
+                self._started[ahead] = self._start(questions, f"{ahead}")
         groups = await self._finish(self._started[step])
-        if all(has_failed(episode) for group in groups for episode in group.episodes_G):
-            raise EngineGone(
-                f"the engine failed every episode of step {step}, which is not recorded. Look into "
-                "the servers' logs and the warnings above, or raise rollout.episode_deadline_s "
-                "where episodes take longer, and go on with --resume"
+        statuses = {episode.status for group in groups for episode in group.episodes_G}
+        if statuses == {Status.ENGINE_FAILED}:
+            raise EngineFailed(
+                f"the engine failed every episode of step {step}, which is not recorded. Check the "
+                "servers' logs and the warnings above, or raise rollout.episode_deadline_s if "
+                "episodes take longer, and continue with --resume"
             )
         found = StepGroups(tuple(groups), tuple(groups))
         if self._dynamic is not None:
             found = await self._replace_flat(step, groups, self._dynamic)
-        del self._started[step]  # not before: a stop in the rounds above keeps what is over
-        return self._worth_learning(step, found)
+        del self._started[step]  # only now: a stop in the rounds above keeps finished episodes
+        return found if self._dynamic is None else self._learnable(step, found)
 
-    def finished_ahead(self) -> dict[str, Episode]:
-        """See ``GroupSource``; a checkpoint keeps them."""
-        begun = [each for started in self._started.values() for each in started]
-        over = [task for each in begun for task in each.tasks if task.done()]
+    def prefetched_episodes(self) -> dict[str, Episode]:
+        """See ``GroupSource``; a checkpoint stores them, except those that the engine failed."""
+        tasks = [
+            task for groups in self._started.values() for each in groups for task in each.tasks
+        ]
+        finished = [
+            task
+            for task in tasks
+            if task.done() and not task.cancelled() and task.exception() is None
+        ]
         return {
             task.get_name(): task.result()
-            for task in over
-            if not task.cancelled() and task.exception() is None and not has_failed(task.result())
+            for task in finished
+            if task.result().status is not Status.ENGINE_FAILED
         }
 
     async def close(self) -> None:
-        """Cancel the episodes in flight and wait until they have gone."""
+        """Cancels the episodes in flight, and waits until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _questions_to_play(self, step: int) -> list[Question]:
-        """The step's own questions, and more where it is oversampled."""
-        num_more = num_oversampled(self._dynamic, self._trainer.questions_per_step)
-        more = self._questions.spare(step)[:num_more] if num_more else []
-        return [*self._questions.own(step), *more]
-
-    def _start(self, questions: Sequence[Question], key: str) -> list[_Started]:
-        """Start the groups of these questions; ``key`` tells their episodes from all others."""
+    def _start(self, questions: Sequence[Question], key: str) -> list[_StartedGroup]:
+        """Starts the groups of these questions; ``key`` begins the keys of their episodes."""
         size = self._trainer.group_size
-        started: list[_Started] = []
+        started: list[_StartedGroup] = []
         num_times: Counter[str] = Counter()
         for question in questions:
-            # Where two epochs meet in a step a question may come twice; keys must not.
+            # If two epochs meet in a step, a question may occur twice; keys must not.
             first = num_times[question.id] * size
             num_times[question.id] += 1
             jobs = [Job(question, i, f"{key}/{question.id}/{first + i}") for i in range(size)]
@@ -186,32 +186,39 @@ class GroupsInFlight:
             for task in tasks:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            started.append(_Started(question, tasks[:size], *tasks[size:]))
+            started.append(_StartedGroup(question, tasks, size))
         return started
 
     async def _run(self, job: Job) -> Episode:
-        """Play and score one episode; episodes get room in the order they were started."""
+        """Plays and scores one episode; episodes get room in the order they were started."""
         if (kept := self._kept.pop(job.key, None)) is not None:
             return kept
         async with self._room:
             await self._turnstile.through()
             episode = await self._play(job)
-        return replace(episode, reward=await self._score(episode))  # a judge's wait holds no room
+        return replace(
+            episode, reward=await self._score(episode)
+        )  # waiting for a judge takes no room
 
-    async def _finish(self, started: Sequence[_Started]) -> list[Group]:
-        """Wait for these groups; the first exception (a bug) cancels all and is raised."""
+    async def _finish(self, started: Sequence[_StartedGroup]) -> list[Group]:
+        """Waits for these groups; the first exception (a bug) cancels all and is raised."""
         try:
             for finished in asyncio.as_completed([t for each in started for t in each.tasks]):
                 await finished
         except BaseException:
             await self.close()
             raise
-        return [each.group() for each in started]
+        groups: list[Group] = []
+        for each in started:
+            episodes = [task.result() for task in each.tasks]
+            greedy = episodes[each.size] if self._has_greedy else None
+            groups.append(Group(each.question, tuple(episodes[: each.size]), greedy))
+        return groups
 
     async def _replace_flat(
         self, step: int, groups: Sequence[Group], dynamic: DynamicSamplingConfig
     ) -> StepGroups:
-        """More groups for those of ``step`` that are flat."""
+        """Plays more groups to replace the flat ones of ``step``."""
 
         def play_more(questions: Sequence[Question], number: int) -> Awaitable[list[Group]]:
             started = self._start(questions, f"{step}+{number}")
@@ -222,28 +229,25 @@ class GroupsInFlight:
         return await refill(
             groups,
             num_wanted,
-            self._worth.is_flat,
+            self._credit.is_flat,
             self._questions.spare(step)[num_oversampled(dynamic, num_wanted) :],
             play_more,
             dynamic.max_rounds,
             dynamic.oversampling,
         )
 
-    def _worth_learning(self, step: int, found: StepGroups) -> StepGroups:
-        """What was found; raises ``NothingToLearn`` where no group varies.
-
-        Where all were spoilt from outside they are kept: searches that fail say nothing about the
-        questions.
-        """
-        if not found.chosen and not any(map(self._worth.is_learnable, found.episodes)):
+    def _learnable(self, step: int, found: StepGroups) -> StepGroups:
+        """Returns ``found``; raises ``NothingToLearn`` if no group varies."""
+        if not found.chosen and not any(map(self._credit.is_learnable, found.episodes)):
+            # Failed searches or judges left no episode to learn from, so flatness shows nothing.
             return replace(found, chosen=found.played)
         if not found.chosen:
             raise NothingToLearn(
                 f"in each of the {len(found.played)} groups of step {step} (after "
                 f"{found.num_rounds} rounds of algorithm.dynamic_sampling) all episodes earned the "
                 "same: the questions are all too hard or all too easy for the policy, or the "
-                "reward tells nothing apart. Change data.train, reward or trainer.group_size, and "
-                "go on with --resume"
+                "reward does not distinguish the episodes. Change data.train, reward or "
+                "trainer.group_size, and continue with --resume"
             )
         if len(found.chosen) < self._trainer.questions_per_step:
             message = "step %d learns from %d groups: no more of %d varied"
@@ -252,20 +256,12 @@ class GroupsInFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
-    """A group in flight: its episodes, and the greedy one where there is one."""
+class _StartedGroup:
+    """A group in flight: its ``size`` episodes, then the greedy one if it has one."""
 
     question: Question
-    tasks_G: list[asyncio.Task[Episode]]
-    greedy: asyncio.Task[Episode] | None = None
-
-    @property
-    def tasks(self) -> list[asyncio.Task[Episode]]:
-        return [*self.tasks_G, *([self.greedy] if self.greedy else [])]
-
-    def group(self) -> Group:
-        episodes_G = tuple(task.result() for task in self.tasks_G)
-        return Group(self.question, episodes_G, self.greedy.result() if self.greedy else None)
+    tasks: list[asyncio.Task[Episode]]
+    size: int
 
 
 def num_oversampled(config: DynamicSamplingConfig | None, num_wanted: int) -> int:
@@ -282,10 +278,10 @@ async def refill(
     max_rounds: int,
     oversampling: float,
 ) -> StepGroups:
-    """The first ``num_wanted`` groups that are not flat, of ``groups`` and of those played more.
+    """The first ``num_wanted`` groups that are not flat, of ``groups`` and of more that it plays.
 
     Each round plays ``oversampling`` times as many groups as are missing, from
-    ``spare_questions`` in order. Fewer are chosen where the rounds or the questions run out.
+    ``spare_questions`` in order. Fewer are chosen if the rounds or the questions run out.
     """
     played = list(groups)
     flat = [is_flat(group) for group in played]

@@ -1,7 +1,7 @@
-"""Plays jobs: the environment, an engine and a search, put together once.
+"""Plays jobs in one environment, with the engine and the search that are passed in.
 
-``train.py`` and the evaluation both play through this, so an evaluated episode is made exactly as
-a trained one is. It holds no state of an episode.
+Training and evaluation both play through it, so they make episodes in exactly the same way. It
+holds no state of an episode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AnyJob = TypeVar("AnyJob")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One episode to play: ``key`` names it, and seeds its noise together with the run's seed."""
+    """One episode to play; ``key`` identifies it and, with the run's seed, seeds its noise."""
 
     question: Question
     member: int
@@ -40,7 +40,7 @@ class Job:
     def setting(
         self, rollout: RolloutConfig, seed: int, temperature: float | None
     ) -> EpisodeSetting:
-        """What it is played with; ``temperature`` overrides the config's."""
+        """The parameters of the episode; ``temperature`` overrides the config's."""
         temperature = 0.0 if self.is_greedy else temperature
         return EpisodeSetting(
             member=self.member,
@@ -79,33 +79,31 @@ class Player:
         return self.environment.protocol.write_search(query)
 
     def check_prompts(self, questions: Iterable[Question]) -> None:
-        """Encode every prompt; raises ``UserError`` for the first that is too long."""
+        """Encodes every prompt; raises ``UserError`` for the first that is too long."""
         for question in questions:
-            self._prompt(question)
+            self._encode(question)
 
     async def play(
         self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
     ) -> Episode:
-        """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
+        """Plays one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
         setting = job.setting(self._rollout, self._seed, temperature)
-        prompt_ids = self._prompt(job.question)
+        # By the text: questions to evaluate on may have the ids of training questions.
+        prompt_ids = self._prompts.get(job.question.text) or self._encode(job.question)
         return await self.environment.play(job.question, prompt_ids, setting, engine, search)
 
-    def _prompt(self, question: Question) -> list[int]:
-        # By the text: questions to evaluate on may have the ids of those that are trained on.
-        if question.text not in self._prompts:
-            schemas = self.environment.protocol.schemas
-            config, dialect = self.environment.config, self.environment.dialect
-            self._prompts[question.text] = encode_prompt(
-                question,
-                self.codec,
-                self.template,
-                config.max_tokens - 1,
-                schemas,
-                config.system_message,
-                adds_question_mark=dialect is None or dialect.adds_question_mark,
-            )
-        return self._prompts[question.text]
+    def _encode(self, question: Question) -> list[int]:
+        config, dialect = self.environment.config, self.environment.dialect
+        self._prompts[question.text] = prompt_ids = encode_prompt(
+            question,
+            self.codec,
+            self.template,
+            config.max_tokens - 1,
+            self.environment.protocol.schemas,
+            config.system_message,
+            adds_question_mark=dialect is None or dialect.adds_question_mark,
+        )
+        return prompt_ids
 
 
 async def play_all(
@@ -114,7 +112,7 @@ async def play_all(
     max_in_flight: int,
     on_done: Callable[[AnyJob, Episode], None],
 ) -> None:
-    """Play jobs in their order as there is room; each episode is handed on as it ends, none kept.
+    """Plays jobs in order, ``max_in_flight`` at a time; passes each finished episode on.
 
     The first exception (a bug, or a full disk) cancels the rest and is raised.
     """
@@ -122,7 +120,7 @@ async def play_all(
 
     async def work() -> None:
         for job in waiting:
-            await turnstile.through()  # thousands at once would hold the loop for seconds
+            await turnstile.through()  # thousands at once would block the loop for seconds
             on_done(job, await play(job))
 
     workers = [asyncio.create_task(work()) for _ in range(max_in_flight)]

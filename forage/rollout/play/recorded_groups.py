@@ -23,7 +23,7 @@ from forage.environment.codec import Codec
 from forage.episode_json import EpisodeRecord, record_from_json
 from forage.errors import UserError
 from forage.records import EPISODES_FILE, GREEDY_ARM, ROLLBACKS_FILE
-from forage.rollout.play.groups import StepGroups, Worth
+from forage.rollout.play.groups import LearnableEpisodes, StepGroups
 from forage.types import Episode, Group
 
 _HEAD = re.compile(rb'\{"step":(\d+),"arm":(null|"greedy"),')
@@ -56,7 +56,7 @@ class RecordedGroups:
     """Gives the recorded groups of one training step after another."""
 
     def __init__(
-        self, paths: Sequence[Path], config: RunConfig, codec: Codec, worth: Worth
+        self, paths: Sequence[Path], config: RunConfig, codec: Codec, credit: LearnableEpisodes
     ) -> None:
         """Find the steps in the files; raises ``UserError`` where they are fewer than the run's.
 
@@ -65,7 +65,7 @@ class RecordedGroups:
         self._config = config
         self._codec = codec
         self._tokenizer = codec.identity()
-        self._worth = worth
+        self._credit = credit
         self._stretches = [stretch for path in paths for stretch in _stretches(path)]
         self._digests: list[bytes] = []
         num_steps, names = len(self._stretches), ", ".join(map(str, paths))
@@ -89,8 +89,8 @@ class RecordedGroups:
                 self._digests.append(sha256(file.readline()).digest())
         return sha256(b"".join(self._digests[:num_steps])).hexdigest()[:16]
 
-    def finished_ahead(self) -> dict[str, Episode]:
-        """None: what was recorded is there."""
+    def prefetched_episodes(self) -> dict[str, Episode]:
+        """Empty: nothing is played ahead."""
         return {}
 
     def start_over(self, kept: Mapping[str, Episode]) -> None:
@@ -140,7 +140,7 @@ class RecordedGroups:
             return tuple(g for g, chosen in zip(groups, is_chosen_P, strict=True) if chosen)
         if self._config.algorithm.dynamic_sampling is None:
             return groups
-        is_flat_P = [self._worth.is_flat(group) for group in groups]
+        is_flat_P = [self._credit.is_flat(group) for group in groups]
         chosen = choose(is_flat_P, self._config.trainer.questions_per_step)
         return tuple(groups[index] for index in chosen) or groups
 

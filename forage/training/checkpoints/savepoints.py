@@ -55,12 +55,13 @@ class Savepoints:
         questions: StepQuestions | None,
         learns: bool = True,
         replayed: Callable[[int], str] | None = None,
-        finished_ahead: Callable[[], Mapping[str, Episode]] = dict,
+        prefetched_episodes: Callable[[], Mapping[str, Episode]] = dict,
     ) -> None:
         """If the run does not learn, ``save`` only writes its records to the disk.
 
         ``questions`` are None if the steps are recorded ones; then ``replayed`` gives a checksum
-        of that many of them. ``finished_ahead`` gives the finished episodes of later steps by key.
+        of that many of them. ``prefetched_episodes`` gives the finished episodes of later steps, by
+        key.
         """
         self.num_steps_done = 0
         """Steps that the weights have taken, the one being learned included."""
@@ -76,7 +77,7 @@ class Savepoints:
         self._writing: Future[None] | None = None
         self.ahead: dict[str, Episode] = {}
         """Episodes of later steps that were over at the checkpoint that was loaded, by key."""
-        self._finished_ahead = finished_ahead
+        self._prefetched_episodes = prefetched_episodes
 
     async def begun(self) -> None:
         """Steps begin. A run that may roll back in its first steps needs something to return to."""
@@ -145,7 +146,7 @@ class Savepoints:
             self._state(num_steps_done),
             config.trainer.keep_checkpoints,
             in_background,
-            self._finished_ahead(),
+            self._prefetched_episodes(),
             self._memory,
         )
         self._writing = self._thread.submit(self._finish, write)

@@ -90,6 +90,9 @@ class Trackers:
     async def log(
         self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]
     ) -> None:
+        """Logs a step's metrics and its first episodes to each tracker."""
+        if not self._trackers:
+            return
         finite = {name: float(v) for name, v in metrics.items() if math.isfinite(v)}
         rows = [_row(step, episode) for episode in episodes[: self._settings.episodes]]
         await self._each(f"step {step}", lambda tracker: tracker.log(step, finite, rows))

@@ -9,7 +9,7 @@ import pytest
 
 from forage.config.run_config import RunConfig, build_config
 from forage.data.order import StepQuestions
-from forage.rollout.play.groups import EngineGone, GroupsInFlight, Play
+from forage.rollout.play.groups import EngineFailed, GroupsInFlight, Play
 from forage.rollout.play.player import Job
 from forage.types import Episode, Group, Question, Reward, Score, Status
 from tests.environment.rounds import Rounds
@@ -203,7 +203,7 @@ async def test_what_was_over_before_a_stop_is_kept_and_only_the_rest_is_played_a
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await groups.close()
-    kept = groups.finished_ahead()
+    kept = groups.prefetched_episodes()
     assert {*kept} == over
 
     stage = Stage()
@@ -313,8 +313,8 @@ async def test_a_step_of_which_the_engine_failed_every_episode_ends_the_run_and_
 
     groups = groups_of(play, config_of(max_staleness=1, num_steps=3))
     assert len((await groups.next_groups(0)).chosen) == STEP_SIZE
-    with pytest.raises(EngineGone, match="every episode of step 1, which is not recorded"):
+    with pytest.raises(EngineFailed, match="every episode of step 1, which is not recorded"):
         await groups.next_groups(1)
     await settle()
-    assert groups.finished_ahead() == {}, "those of step 2 are played again as well"
+    assert groups.prefetched_episodes() == {}, "those of step 2 are played again as well"
     await groups.close()

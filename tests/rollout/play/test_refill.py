@@ -196,7 +196,7 @@ async def test_a_stop_while_flat_groups_are_replaced_keeps_what_is_over():
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await groups.close()
-    kept = groups.finished_ahead()
+    kept = groups.prefetched_episodes()
     assert {*kept} == {*over, "0+1/q2/0"}
 
     stage = Stage()
@@ -214,7 +214,7 @@ async def test_groups_of_a_step_in_which_nothing_varies_are_played_again():
     groups = source(DynamicSamplingConfig(max_rounds=1), varied=[])
     with pytest.raises(NothingToLearn):
         await groups.next_groups(0)
-    assert groups.finished_ahead() == {}
+    assert groups.prefetched_episodes() == {}
 
 
 async def test_a_retriever_that_is_down_is_no_reason_to_end_the_run():

@@ -60,11 +60,9 @@ class EngineHttp:
             raise ServerFailed(self.url, "sample a turn", document)
         try:
             return read(document)
-        except ValidationError as error:
-            why = first_wrong(error)
         except ValueError as error:
-            why = str(error)
-        failure = RemoteFailure(FailureKind.MALFORMED, f"its reply is not a valid turn: {why}")
+            why = f"its reply is not a valid turn: {_reason(error)}"
+        failure = RemoteFailure(FailureKind.MALFORMED, why)
         raise ServerFailed(self.url, "sample a turn", failure)
 
     async def logprobs_of(
@@ -76,11 +74,9 @@ class EngineHttp:
         document = self._or_raise(await self._control.post(path, body, self._timeout_s), doing)
         try:
             return read(document)
-        except ValidationError as error:
-            why = first_wrong(error)
         except ValueError as error:
-            why = str(error)
-        raise ServerFailed.for_good(self.url, doing, f"its reply does not contain them: {why}")
+            why = f"its reply does not contain them: {_reason(error)}"
+        raise ServerFailed.for_good(self.url, doing, why)
 
     async def abort(self, path: str, body: dict[str, Any]) -> None:
         """Tells the server to abort a turn; its reply is ignored."""
@@ -111,6 +107,10 @@ class EngineHttp:
         if isinstance(document, RemoteFailure):
             raise ServerFailed(self.url, doing, document)
         return document
+
+
+def _reason(error: ValueError) -> str:
+    return first_wrong(error) if isinstance(error, ValidationError) else str(error)
 
 
 def refuse_impossible(logprobs: Sequence[float]) -> None:

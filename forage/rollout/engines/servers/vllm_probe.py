@@ -39,21 +39,15 @@ KNOWN_VERSION = "0.32"
 _TIMEOUT_S = 20.0
 _SERVER_INFO_S = 180.0  # /server_info lists every package of the server's environment
 _DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
-_ROUTES = {
-    "/inference/v1/generate": "start it with --enable-scale-out",
-    "/start_weight_update": _DEV_MODE,
-    "/update_weights": _DEV_MODE,
-    "/finish_weight_update": _DEV_MODE,
-    "/weight_info": _DEV_MODE,
-    "/collective_rpc": _DEV_MODE,
-    "/reset_prefix_cache": _DEV_MODE,
-    "/pause": _DEV_MODE,
-    "/resume": _DEV_MODE,
-    "/is_sleeping": _DEV_MODE,
-    "/get_world_size": _DEV_MODE,
-    "/init_weight_transfer_engine": _DEV_MODE,
-    "/update_weight_version": _DEV_MODE,
+_ROUTES_OF_UPDATES = (
+    *("start_weight_update", "update_weights", "finish_weight_update", "weight_info"),
+    *("collective_rpc", "reset_prefix_cache", "pause", "resume", "is_sleeping"),
+    *("get_world_size", "init_weight_transfer_engine", "update_weight_version"),
+)
+_ROUTES = {"/inference/v1/generate": "start it with --enable-scale-out"} | {
+    f"/{name}": _DEV_MODE for name in _ROUTES_OF_UPDATES
 }
+"""The routes that every server must have, each with what enables it."""
 _ROUTES_OF_SLEEP = {"/sleep": _DEV_MODE, "/wake_up": _DEV_MODE}
 _ROUTE_OF_ADAPTERS = "/v1/load_lora_adapter"
 _MOST_ALTERNATIVES = 20
@@ -61,56 +55,31 @@ _MOST_ALTERNATIVES = 20
 _NO_TURN = Fault("its reply is not a valid turn", "make sure that it is a vLLM server")
 
 
-async def find_faults(
-    url: str,
-    has_receiver: bool,
-    max_tokens: int = 0,
-    codec: Codec | None = None,
-    lora_rank: int = 0,
-    num_alternatives: int | None = 0,
-    sleeps: bool | None = False,
-    model: PretrainedConfig | None = None,
-) -> list[Fault]:
-    """Returns what is wrong with the server at ``url``.
-
-    ``has_receiver``: whether it must have Forage's receiver. ``max_tokens``: an episode's budget.
-    ``codec`` and ``model`` provide the recipe's tokenizer and sizes, which are not compared without
-    them. ``lora_rank``: the rank of the adapters that it must hold in addition to its model.
-    ``num_alternatives`` and ``sleeps`` are the recipe's ``rollout.num_alternatives`` and
-    ``placement.engine.offload``; None if no recipe is given, so that what only some recipes need
-    is not a fatal fault.
-    """
-    needs = ServerNeeds(has_receiver, max_tokens, codec, lora_rank, num_alternatives, sleeps, model)
+async def find_faults(url: str, needs: ServerNeeds) -> list[Fault]:
+    """Returns what is wrong with the server at ``url``."""
     http = JsonServer(url, max_connections=4)
     try:
         health = await http.get("/health", _TIMEOUT_S)
         if isinstance(health, RemoteFailure):
             remedy = "make sure that it is running and that the address is right"
             return [Fault(f"it does not answer at /health: {health.detail}", remedy)]
-        faults = await _missing_routes(http, _routes(needs))
+        routes = _ROUTES | (_ROUTES_OF_SLEEP if needs.sleeps else {})
+        if needs.lora_rank:
+            routes[_ROUTE_OF_ADAPTERS] = with_adapters(needs.lora_rank)
+        faults = await _missing_routes(http, routes)
         if faults and faults[-1].is_fatal:
             return faults
         faults += await _wrong_settings(http, needs)
         if paused := await _paused(http):
             return [*faults, paused]  # requests to sample would wait
-        if codec is not None:
-            faults += await _other_tokenizer(http, codec)
-        if num_alternatives != 0:
-            few = await _too_few_alternatives(http, num_alternatives)
+        if needs.codec is not None:
+            faults += await _other_tokenizer(http, needs.codec)
+        if needs.num_alternatives != 0:
+            few = await _too_few_alternatives(http, needs.num_alternatives)
             faults += [fault for fault in few if fault not in faults]
         return faults
     finally:
         await http.close()
-
-
-def _routes(needs: ServerNeeds) -> dict[str, str]:
-    """The routes that it must have, each with what enables it."""
-    of_adapters = {_ROUTE_OF_ADAPTERS: with_adapters(needs.lora_rank)}
-    return {
-        **_ROUTES,
-        **(_ROUTES_OF_SLEEP if needs.sleeps else {}),
-        **(of_adapters if needs.lora_rank else {}),
-    }
 
 
 async def _missing_routes(http: JsonServer, routes: Mapping[str, str]) -> list[Fault]:

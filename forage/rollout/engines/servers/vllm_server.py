@@ -134,24 +134,20 @@ class VllmServer:
         LOG.warning("the server %s was left paused or asleep; resuming it", self.url)
         # First, because waking also resumes a server that was only paused, and a turn that reaches
         # layers without weights would crash it.
-        await self._abandon_if_it_can()
-        await self.wake("weights")
-        await self.wake("kv_cache")
-        await self.resume()
-        return True
-
-    async def _abandon_if_it_can(self) -> None:
         try:
             await self.abandon_update()
         except ServerFailed as failed:  # without the receiver there is no update to cancel
             if not is_unknown("abandon_weight_update", failed.failure):
                 raise
+        await self.wake("weights")
+        await self.wake("kv_cache")
+        await self.resume()
+        return True
 
     async def forget_keys(self) -> None:
         """Drops keys and values of older weights; turns in flight recompute theirs."""
-        await self._http.post(
-            "/reset_prefix_cache?reset_running_requests=true", {}, "drop its cache"
-        )
+        path = "/reset_prefix_cache?reset_running_requests=true"
+        await self._http.post(path, {}, "drop its cache")
 
     async def misfits(self, tensors: Tensors) -> list[str]:
         """How these tensors differ from the served model's, one sentence each.
@@ -201,11 +197,8 @@ class VllmServer:
         await self._http.post("/start_weight_update", {}, "start an update")
 
     async def receive(self, bucket: Bucket) -> None:
-        info = {
-            **asdict(bucket.tensors),
-            "starts": bucket.starts,
-            "num_bytes": bucket.num_bytes,
-        }
+        about = {"starts": bucket.starts, "num_bytes": bucket.num_bytes}
+        info = asdict(bucket.tensors) | about
         await self._http.post("/update_weights", {"update_info": info}, "receive weights")
 
     async def finish_update(self, version: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from forage.config.run_config import RunConfig
 from forage.config.server_config import VllmPlacement
@@ -40,16 +40,25 @@ class Fault:
         return f"{self.what} ({self.remedy})"
 
 
-class ServerNeeds(NamedTuple):
-    """The requirements of a server: the arguments of ``find_faults`` after its URL."""
+@dataclass(frozen=True, slots=True)
+class ServerNeeds:
+    """The requirements of a server.
+
+    ``has_receiver``: whether it must have Forage's receiver. ``max_tokens``: an episode's budget.
+    ``codec`` and ``model`` provide the recipe's tokenizer and sizes, which are not compared without
+    them. ``lora_rank``: the rank of the adapters that it must hold in addition to its model.
+    ``num_alternatives`` and ``sleeps`` are the recipe's ``rollout.num_alternatives`` and
+    ``placement.engine.offload``; None if no recipe is given, so that what only some recipes need
+    is not a fatal fault.
+    """
 
     has_receiver: bool
-    max_tokens: int
-    codec: Codec | None
-    lora_rank: int
-    num_alternatives: int | None
-    sleeps: bool | None
-    model: PretrainedConfig | None
+    max_tokens: int = 0
+    codec: Codec | None = None
+    lora_rank: int = 0
+    num_alternatives: int | None = 0
+    sleeps: bool | None = False
+    model: PretrainedConfig | None = None
 
     @classmethod
     def of(

@@ -70,12 +70,16 @@ class GroupTransport:
         is_new = any(member.lost.done() for member in members)
         if is_new or self._joined != [member.lost for member in members]:
             self._joined = []
-            await self._check(members)
+            # Before anything is sent: a wrong shape would crash a server.
+            tensors = await asyncio.to_thread(self._sender.tensors)
+            await each(members, lambda server: check_model(server, tensors))
             await self._make_group(members)
             self._joined = [member.lost for member in members]
         try:
             await each(members, lambda server: server.start_update())
-            await self._send(members)
+            await asyncio.to_thread(self._sender.begin)
+            while (bucket := await asyncio.to_thread(self._sender.next_bucket)) is not None:
+                await self._send_bucket(members, bucket)
             await each(members, lambda server: server.finish_update(version))
         except UpdateFailed as failed:
             self._joined = []
@@ -89,11 +93,6 @@ class GroupTransport:
             with suppress(PartLostError):
                 await self._abandon(members)
             raise
-
-    async def _check(self, members: Sequence[Member]) -> None:
-        """Raises ``UserError`` if a server's model does not match: a wrong shape would crash it."""
-        tensors = await asyncio.to_thread(self._sender.tensors)
-        await each(members, lambda server: check_model(server, tensors))
 
     async def _make_group(self, members: Sequence[Member]) -> None:
         num_workers: dict[str, int] = {}
@@ -130,11 +129,6 @@ class GroupTransport:
             raise
         if (why := await joining) is not None:
             raise UpdateFailed(dict.fromkeys(members, f"no group could be created: {why}"))
-
-    async def _send(self, members: Sequence[Member]) -> None:
-        await asyncio.to_thread(self._sender.begin)
-        while (bucket := await asyncio.to_thread(self._sender.next_bucket)) is not None:
-            await self._send_bucket(members, bucket)
 
     async def _send_bucket(self, members: Sequence[Member], bucket: Bucket) -> None:
         """Broadcasts a bucket while announcing it to the servers."""

@@ -250,21 +250,17 @@ class ServerUpdates:
             # A server that failed before it was woken would sample without weights or keys.
             awake = [member for member in paused if not self._sleeps_still(member)]
             stuck = dict(zip(awake, await asyncio.gather(*map(_resume, awake)), strict=True))
-        faults = await self._faults([member for member in members if stuck[member] is None])
+        faults: dict[Member, str] = {}
+        if self._check is not None:
+            try:
+                await each([member for member in members if stuck[member] is None], self._check)
+            except UpdateFailed as failed:
+                faults = failed.failures
         for member in members:
             if (why := stuck[member] or faults.get(member)) is None:
                 self._pool.admit(member)
             else:
                 self._pool.leave_out(member, why)
-
-    async def _faults(self, members: Sequence[Member]) -> dict[Member, str]:
-        """Why servers that have the weights must not serve turns."""
-        try:
-            if self._check is not None:
-                await each(members, self._check)
-        except UpdateFailed as failed:
-            return failed.failures
-        return {}
 
     def _all_wrong(self) -> UserError | None:
         """The error that ends the run if every server differs from the trainer, otherwise None."""

@@ -15,6 +15,7 @@ from forage.rollout.engines.servers.served_engine import ServedEngine
 from forage.rollout.engines.servers.server_pool import ServerPool
 from forage.rollout.engines.servers.vllm_probe import find_faults
 from forage.rollout.engines.servers.vllm_server import VllmServer
+from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 from forage.rollout.engines.servers.weight_sender import tensors_of
 from forage.rollout.engines.servers.weight_transports import (
     DiskTransport,
@@ -42,8 +43,8 @@ async def test_adapters_travel_alone_and_turns_in_flight_go_on_with_the_new_ones
     """vLLM's own in-place load restores old adapters with each turn that began under them."""
     rank = 4
     url = real_server(0, lora_rank=rank)
-    assert await find_faults(url, True, MAX_TOKENS, lora_rank=8) == []
-    (too_small,) = await find_faults(url, True, MAX_TOKENS, lora_rank=9)
+    assert await find_faults(url, ServerNeeds(True, MAX_TOKENS, lora_rank=8)) == []
+    (too_small,) = await find_faults(url, ServerNeeds(True, MAX_TOKENS, lora_rank=9))
     assert "adapters only up to rank 8" in str(too_small)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
     lora.add_adapters(model, LoraConfig(rank=rank, alpha=rank), str(random_model()), seed=0)

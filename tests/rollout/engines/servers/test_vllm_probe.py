@@ -18,7 +18,7 @@ from transformers import Qwen2Config
 from forage.config.shipped_recipes import shipped
 from forage.rollout.engines.servers import vllm_probe, vllm_server
 from forage.rollout.engines.servers.vllm_probe import find_faults
-from forage.rollout.engines.servers.vllm_settings import RECEIVER_VERSION
+from forage.rollout.engines.servers.vllm_settings import RECEIVER_VERSION, ServerNeeds
 from forage.rollout.engines.servers.vllm_sizes import other_sizes, sizes_of
 from tests.fakes import tiny_codec
 from tests.rollout.policy_server import PolicyServer, policy_serving
@@ -110,7 +110,7 @@ def test_a_server_that_cannot_sample_is_not_said_to_give_too_few_alternatives(
     """
     with policy_serving(PolicyServer()) as server:
         server.faults.append(reply)
-        (fault,) = asyncio.run(find_faults(server.url, True, num_alternatives=None))
+        (fault,) = asyncio.run(find_faults(server.url, ServerNeeds(True, num_alternatives=None)))
     assert fault.is_fatal
     assert "alternatives" not in str(fault)
     for part in said:
@@ -122,7 +122,7 @@ def test_each_route_that_a_run_calls_is_asked_for():
     called = set(re.findall(r'"(/[a-z0-9_/]+)', inspect.getsource(vllm_server)))
     assert {"/update_weights", "/update_weight_version", "/wake_up"} < called
     with policy_serving(PolicyServer(without=frozenset(called))) as server:
-        faults = asyncio.run(find_faults(server.url, True, lora_rank=1, sleeps=True))
+        faults = asyncio.run(find_faults(server.url, ServerNeeds(True, lora_rank=1, sleeps=True)))
     told = (fault.what.removeprefix("it has no ").split(", ") for fault in faults)
     missing = {route for routes in told for route in routes}
     assert called - missing == {"/v1/models"}, "which each server has"
@@ -134,7 +134,7 @@ def test_what_is_no_vllm_server_is_one_fault_and_not_a_dozen_missing_routes():
     with policy_serving(
         PolicyServer(about="", without=routes - {"/health", "/server_info"})
     ) as server:
-        (fault,) = asyncio.run(find_faults(server.url, True))
+        (fault,) = asyncio.run(find_faults(server.url, ServerNeeds(True)))
     assert fault.what == "it has none of the routes of a vLLM server"
     assert fault.is_fatal
 
@@ -143,8 +143,8 @@ def test_a_server_for_adapters_must_have_the_route_that_takes_them():
     """Without it each update failed: HTTP 404, failed to load a folder."""
     route = "/v1/load_lora_adapter"
     with policy_serving(PolicyServer(lora_rank=8, without=frozenset({route}))) as server:
-        assert asyncio.run(find_faults(server.url, True)) == []
-        (fault,) = asyncio.run(find_faults(server.url, True, lora_rank=8))
+        assert asyncio.run(find_faults(server.url, ServerNeeds(True))) == []
+        (fault,) = asyncio.run(find_faults(server.url, ServerNeeds(True, lora_rank=8)))
     assert fault.what == f"it has no {route}"
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in fault.remedy
 
@@ -152,8 +152,8 @@ def test_a_server_for_adapters_must_have_the_route_that_takes_them():
 def test_a_server_whose_context_holds_no_episode_is_told():
     """Only a real server was checked: each long episode would end at the server's limit."""
     with policy_serving(PolicyServer()) as server:
-        assert asyncio.run(find_faults(server.url, True, max_tokens=1000)) == []
-        (fault,) = asyncio.run(find_faults(server.url, True, max_tokens=1001))
+        assert asyncio.run(find_faults(server.url, ServerNeeds(True, max_tokens=1000))) == []
+        (fault,) = asyncio.run(find_faults(server.url, ServerNeeds(True, max_tokens=1001)))
     assert fault.is_fatal
     assert fault.what == "its context of 1000 tokens is too short for an episode"
 
@@ -162,9 +162,9 @@ def test_a_server_of_another_tokenizer_is_told():
     """Only a real server was checked: its tokens would be read as other words."""
     codec = tiny_codec()
     with policy_serving(PolicyServer(codec=codec)) as server:
-        assert asyncio.run(find_faults(server.url, True, codec=codec)) == []
+        assert asyncio.run(find_faults(server.url, ServerNeeds(True, codec=codec))) == []
         server.changes = {"text": "other words"}
-        (fault,) = asyncio.run(find_faults(server.url, True, codec=codec))
+        (fault,) = asyncio.run(find_faults(server.url, ServerNeeds(True, codec=codec)))
     assert fault.is_fatal
     assert fault.what.startswith("its tokens decode to 'other words' there but to ")
 
@@ -173,7 +173,7 @@ def files_faults(server: PolicyServer, **sizes: Any) -> list[str]:
     """The faults of a server for ``transfer: disk`` of a tiny Qwen2."""
     config = Qwen2Config(**{**SIZES, **sizes})
     with policy_serving(server):
-        faults = asyncio.run(find_faults(server.url, False, model=config))
+        faults = asyncio.run(find_faults(server.url, ServerNeeds(False, model=config)))
     return [str(fault) for fault in faults]
 
 
@@ -211,7 +211,7 @@ def test_a_receiver_of_another_version_is_told_before_a_run(
 ):
     """It was found at the first update of the weights, as a method that failed."""
     with policy_serving(server):
-        (fault,) = asyncio.run(find_faults(server.url, has_receiver))
+        (fault,) = asyncio.run(find_faults(server.url, ServerNeeds(has_receiver)))
     assert fault.is_fatal
     assert fault.what == (
         f"its weight receiver has {found}, but this Forage needs version {RECEIVER_VERSION}"
@@ -222,7 +222,7 @@ def test_a_receiver_of_another_version_is_told_before_a_run(
 
 def test_a_server_that_does_not_say_which_receiver_it_has_is_told():
     with policy_serving(PolicyServer(broken="receiver_version")) as server:
-        (fault,) = asyncio.run(find_faults(server.url, True))
+        (fault,) = asyncio.run(find_faults(server.url, ServerNeeds(True)))
     assert fault.is_fatal
     assert fault.what.startswith("it does not report the version of its weight receiver: HTTP 500")
 
@@ -230,7 +230,7 @@ def test_a_server_that_does_not_say_which_receiver_it_has_is_told():
 def test_a_server_without_a_receiver_is_not_asked_for_its_version():
     server = PolicyServer(transfer={}, without=frozenset({"receiver_version"}))
     with policy_serving(server):
-        assert asyncio.run(find_faults(server.url, False)) == []
+        assert asyncio.run(find_faults(server.url, ServerNeeds(False))) == []
 
 
 def test_the_receiver_is_of_the_version_that_is_asked_for_and_takes_what_it_took():

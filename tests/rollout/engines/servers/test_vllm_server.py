@@ -10,6 +10,7 @@ from forage.environment.codec import Codec
 from forage.rollout.engines.servers.engine_server import ServerFailed, Tensors
 from forage.rollout.engines.servers.vllm_probe import find_faults
 from forage.rollout.engines.servers.vllm_server import VllmServer, is_unknown
+from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 from forage.rollout.engines.servers.vllm_sizes import sizes_of
 from forage.rollout.engines.servers.weight_sender import tensors_of
 from forage.rollout.engines.torch.stopping import StopTable
@@ -117,13 +118,13 @@ async def test_a_worker_without_a_gpu_names_none():
 
 async def test_a_server_as_it_should_be_has_no_fault_and_others_are_told_apart():
     url = real_server()
-    assert await find_faults(url, True, MAX_TOKENS, Codec(tokenizer())) == []
-    (longer,) = await find_faults(url, True, MAX_TOKENS + 1)
+    assert await find_faults(url, ServerNeeds(True, MAX_TOKENS, Codec(tokenizer()))) == []
+    (longer,) = await find_faults(url, ServerNeeds(True, MAX_TOKENS + 1))
     assert str(longer) == (
         "its context of 384 tokens is too short for an episode (start it with --max-model-len 385, "
         "or lower environment.max_tokens)"
     )
-    (other,) = await find_faults(url, True, 0, tiny_codec())
+    (other,) = await find_faults(url, ServerNeeds(True, 0, tiny_codec()))
     assert "with model.path" in str(other)
 
 

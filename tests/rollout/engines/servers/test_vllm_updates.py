@@ -20,6 +20,7 @@ from forage.rollout.engines.servers.served_engine import ServedEngine
 from forage.rollout.engines.servers.server_pool import ServerPool
 from forage.rollout.engines.servers.vllm_probe import find_faults
 from forage.rollout.engines.servers.vllm_server import VllmServer
+from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 from forage.rollout.engines.servers.weight_sender import WeightSender, in_buckets
 from forage.rollout.engines.servers.weight_transports import (
     DiskTransport,
@@ -260,7 +261,7 @@ async def test_a_server_without_the_receiver_loads_the_files_of_each_update_by_i
     hosts = LocalPlaces(config).server_hosts
     async with open_sampling(config, tokenizer(), model, hosts) as (engine, updated):
         assert isinstance(engine, ServedEngine)
-        (fault,) = await find_faults(engine.pool.members[0].server.url, True)
+        (fault,) = await find_faults(engine.pool.members[0].server.url, ServerNeeds(True))
         assert "it has no weight receiver" in str(fault)
         for version in (1, 2):
             change_weights(model, seed=version)
