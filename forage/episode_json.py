@@ -11,21 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forage.types import (
-    ActionKind,
-    Alternatives,
-    Episode,
-    FailureKind,
-    Hop,
-    Origin,
-    Question,
-    Reward,
-    Segment,
-    Status,
-    TokenizerId,
-    ToolCall,
-    Turn,
-)
+from pydantic import TypeAdapter, ValidationError
+
+from forage.types import Episode, Segment, TokenizerId, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +39,12 @@ class EpisodeRecord:
 
 
 _LEARNT = ("advantages", "trainer_logprobs")
+_AXES_OF_SEGMENTS = {
+    name: f"{name}_T" for name in ("token_ids", "logprobs", "versions", "alternatives")
+}
+_AXES_OF_CALLS = {"result_ids": "result_ids_K", "scores": "scores_K"}
+"""Names in a file, which have no axes, and those of the fields."""
+_EPISODE = TypeAdapter(Episode)
 
 
 def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
@@ -115,35 +109,25 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
 
 def episode_from_json(row: Mapping[str, Any]) -> Episode:
     """The inverse of ``episode_to_json``; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-    question, reward = row["question"], row["reward"]
-    return Episode(
-        question=Question(
-            id=question["id"],
-            text=question["text"],
-            golden_answers=tuple(question["golden_answers"]),
-            source=question["source"],
-            gold_passage_ids=tuple(question["gold_passage_ids"]),
-            hops=tuple(
-                Hop(hop["subject"], hop["relation"], hop["value"], hop["passage_id"])
-                for hop in question["hops"]
-            ),
-        ),
-        member=row["member"],
-        segments=tuple(
-            Segment(
-                origin=Origin(segment["origin"]),
-                token_ids_T=tuple(segment["token_ids"]),
-                logprobs_T=tuple(float(value) for value in segment["logprobs"]),
-                versions_T=tuple(segment["versions"]),
-                alternatives_T=_alternatives_from_json(segment),
-            )
-            for segment in row["segments"]
-        ),
-        turns=tuple(_turn_from_json(turn) for turn in row["turns"]),
-        status=Status(row["status"]),
-        reward=None if reward is None else _reward_from_json(reward),
-        seconds=float(row["seconds"]),
-    )
+    turns = [
+        {**turn, "calls": [_with_axes(call, _AXES_OF_CALLS) for call in turn["calls"]]}
+        for turn in row["turns"]
+    ]
+    segments = [_with_axes(segment, _AXES_OF_SEGMENTS) for segment in row["segments"]]
+    for segment in segments:
+        if flat_T := segment.get("alternatives_T"):
+            segment["alternatives_T"] = [
+                tuple(zip(flat[::2], flat[1::2], strict=True)) for flat in flat_T
+            ]
+    try:
+        return _EPISODE.validate_python({**row, "turns": turns, "segments": segments})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _with_axes(row: Mapping[str, Any], axes: Mapping[str, str]) -> dict[str, Any]:
+    return {axes.get(name, name): value for name, value in row.items()}
 
 
 def _flat(segment: Segment) -> list[list[int | float | str]]:
@@ -154,26 +138,11 @@ def _flat(segment: Segment) -> list[list[int | float | str]]:
     ]
 
 
-def _alternatives_from_json(row: Mapping[str, Any]) -> tuple[Alternatives, ...]:
-    return tuple(
-        tuple((int(i), float(p)) for i, p in zip(flat[::2], flat[1::2], strict=True))
-        for flat in row.get("alternatives", ())
-    )
-
-
 def _learnt_from_json(value: Any, episode: Episode) -> tuple[float, ...]:
     """One number per sampled token; a single number in the file applies to all of them."""
     if value is None or isinstance(value, list):
         return tuple(float(number) for number in value or ())
     return (float(value),) * sum(len(s.logprobs_T) for s in episode.segments)
-
-
-def _reward_from_json(row: Mapping[str, Any]) -> Reward:
-    return Reward(
-        float(row["value"]),
-        {name: float(value) for name, value in row["parts"].items()},
-        FailureKind(row["failure"]) if "failure" in row else None,
-    )
 
 
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
@@ -195,29 +164,6 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         ],
         "generate_s": _number_to_json(turn.generate_s),
     } | ({"has_open_thought": True} if turn.has_open_thought else {})
-
-
-def _turn_from_json(row: Mapping[str, Any]) -> Turn:
-    return Turn(
-        sampled=row["sampled"],
-        kind=ActionKind(row["kind"]),
-        argument=row["argument"],
-        observation=row["observation"],
-        calls=tuple(map(_call_from_json, row["calls"])),
-        generate_s=float(row["generate_s"]),
-        has_open_thought=bool(row.get("has_open_thought")),
-    )
-
-
-def _call_from_json(row: Mapping[str, Any]) -> ToolCall:
-    return ToolCall(
-        tool=row["tool"],
-        arguments=row["arguments"],
-        result_ids_K=tuple(row["result_ids"]),
-        failure=FailureKind(row["failure"]) if row["failure"] else None,
-        seconds=float(row["seconds"]),
-        scores_K=tuple(float(score) for score in row.get("scores", ())),
-    )
 
 
 def _number_to_json(value: float) -> float | str:

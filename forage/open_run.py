@@ -48,6 +48,8 @@ class RunParts:
     """What a run loads before its event loop starts, so that Ctrl-C ends the loading at once."""
 
     config: RunConfig
+    learns: bool
+    """Whether the run changes weights; otherwise it only plays and records."""
     played: range | None
     recorded: RecordedGroups | None
     questions: StepQuestions | None
@@ -61,11 +63,6 @@ class RunParts:
     places: LocalPlaces | RayPlaces
     trainer: AnyTrainer
     records: RunRecords
-
-    @property
-    def learns(self) -> bool:
-        """Whether the run changes weights; otherwise it only plays and records."""
-        return not self.played
 
 
 @contextmanager
@@ -92,6 +89,7 @@ def load_parts(
     ):
         yield RunParts(
             config=config,
+            learns=not played,
             played=played,
             recorded=recorded,
             questions=questions,

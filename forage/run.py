@@ -75,10 +75,10 @@ class Run:
     ) -> None:
         """``config`` is settings, as an object or a mapping, or the path of a recipe.
 
-        ``overrides`` are ``key.sub=value``. ``reward`` takes the place of the section ``reward``,
-        ``tools`` stand beside those of ``environment.tools``, ``search`` is a function from a query
-        to passages, or an address. ``advantage`` and ``loss`` are an estimator and a loss of your
-        own: a class, an instance or a function (docs/your_own.md). Raises ``UserError``.
+        ``overrides`` are ``key.sub=value``. ``reward`` replaces the section ``reward``, ``tools``
+        are added to those of ``environment.tools``, ``search`` is a function from a query to
+        passages, or an address. ``advantage`` and ``loss`` are a custom estimator and loss: a
+        class, an instance or a function (docs/your_own.md). Raises ``UserError``.
         """
         quiet_openmp()  # before torch is imported
         learning = {"advantage": advantage, "loss": loss}
@@ -198,7 +198,7 @@ class _HandOver:
             self._steps.put(None)
 
     async def see(self, step: TrainingStep) -> None:
-        """Hand the step over, and return when the next one is wanted."""
+        """Hands the step over, and returns when the caller wants the next one."""
         is_wanted = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._is_wanted = lambda: loop.call_soon_threadsafe(is_wanted.set)

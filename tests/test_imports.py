@@ -58,7 +58,7 @@ NUM_WRAPPERS = {"datasets": 2, "ray": 3, "sentence_transformers": 2}
 LINE_BUDGETS = {
     # errors.py builds every message that names an extra, in a checkout and in an install;
     # open_run.py names each part of a run, where train.py bundled and unpacked them.
-    "": 2_735,
+    "": 2_670,
     # Estimators and losses of the user's own (own_kind.py, loss.py); columns that only one
     # estimator or loss reads came here from training.
     "algorithms": 2_810,
@@ -68,22 +68,22 @@ LINE_BUDGETS = {
     "data": 3_465,
     # Whole writes and disk errors, which five folders had each for themselves.
     "disk": 175,
-    "doors": 500,
+    "doors": 505,
     # The state of an open episode (open_episode.py), which the baselines had in evaluation.
-    "environment": 3_195,
+    "environment": 3_155,
     "evaluation": 3_110,
-    "models": 530,
+    "models": 525,
     "plan": 1_930,
     "remote": 1_390,
     # Indexes of words without numba: plain_counts.py, and the choice between the two.
-    "retrieval": 12_930,
-    "rewards": 1_220,
-    "rollout": 7_045,
+    "retrieval": 12_935,
+    "rewards": 1_210,
+    "rollout": 6_970,
     # The rules about who may save a run when moved to savepoints.py, from two files above it.
     "training": 7_900,
-    "viewer": 3_585,
+    "viewer": 3_580,
     # The step as a value (step.py).
-    "watch": 1_521,
+    "watch": 1_500,
 }
 # Imports under TYPE_CHECKING that would close a cycle between files if they ran.
 TYPE_CYCLES = {

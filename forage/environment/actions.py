@@ -34,17 +34,13 @@ class Search:
     others: tuple[str, ...] = ()
 
     @property
-    def queries(self) -> tuple[str, ...]:
-        return (self.query, *self.others)
-
-    @property
     def arguments(self) -> Mapping[str, Any]:
-        return {"query_list": list(self.queries)}
+        return {"query_list": [self.query, *self.others]}
 
     @property
     def text(self) -> str:
         """The queries, one per line."""
-        return "\n".join(self.queries)
+        return "\n".join((self.query, *self.others))
 
 
 @dataclass(frozen=True, slots=True)

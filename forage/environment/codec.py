@@ -145,7 +145,7 @@ class Codec:
         has_added = self._added_text is not None and self._added_text.search(text) is not None
         if text.isascii() and "<" not in text and "[" not in text and not has_added:
             return self._encode_plain(text)
-        text = self._neutralise(_mend_surrogates(text))
+        text = self._neutralise(_fix_surrogates(text))
         for _ in range(_MAX_ROUNDS):
             ids = self._encode_plain(text)
             decoded = self.decode(ids)
@@ -198,6 +198,6 @@ def _any_of(contents: list[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(re.escape(c) for c in sorted(breakable, key=len, reverse=True)))
 
 
-def _mend_surrogates(text: str) -> str:
+def _fix_surrogates(text: str) -> str:
     """Surrogate pairs joined, lone surrogates replaced: the result can be encoded as UTF-8."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -84,7 +84,6 @@ def _numbered(hits_K: Sequence[Hit]) -> list[tuple[int, Passage, str, str]]:
 
 
 def _stripped(texts: Iterable[ResultText]) -> list[ResultText]:
-    """The texts, the last one without its trailing white space."""
     kept = list(texts)
     if kept:
         kept[-1] = replace(kept[-1], text=kept[-1].text.rstrip())

@@ -89,6 +89,5 @@ def _read_json(model: str, name: str) -> dict[str, Any]:
 
 
 def _ids_of(tokenizer: PreTrainedTokenizerFast, contents: Collection[str]) -> list[int]:
-    """The ids of those strings that are added tokens of this tokenizer."""
     ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
     return [ids[content] for content in contents if content in ids]

@@ -93,7 +93,6 @@ class CollapseGuard:
             self.act_on([Alarm(step, step, signal, math.nan, math.nan, math.inf, meaning)])
 
     def _remedy(self, alarms: Sequence[Alarm]) -> str:
-        """What the user can do once the run has been stopped."""
         healthy = self._healthy_checkpoints(alarms)
         if not healthy:
             return (

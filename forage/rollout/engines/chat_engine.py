@@ -103,7 +103,6 @@ class ChatEngine:
         return {**head, **sent, **settings.extra}
 
     def _transcribe(self, text: str) -> list[int]:
-        """Encodes the text with our own tokenizer."""
         legal = text.encode("utf-8", "replace").decode("utf-8")  # JSON can carry lone surrogates
         return self._codec.tokenizer.encode(legal, add_special_tokens=False)
 

@@ -1,14 +1,14 @@
-"""Demonstrations for a warm start: turns that are made up, played through the real environment.
+"""Demonstrations for a warm start: scripted turns, played through the real environment.
 
-They show the protocol and how to read, and many of them choose badly on purpose: what to search and
-when to stop is left for reinforcement learning to find. Questions that carry their hops are shown
-by a script, hop by hop; a poor one does not search, searches for the kind of thing instead of its
-name, or answers one hop too early.
+They teach the protocol and reading. Many of them choose badly on purpose: reinforcement learning
+should find out what to search and when to stop. Questions with hops follow a script, hop by hop; a
+poor script does not search, searches for the kind of thing instead of its name, or answers one hop
+too early.
 
-Others are shown by a ``Reader``, which looks at what its search found: it answers with a golden
-answer only if an observation shows one, so that nobody learns to answer what was not read. Its
-first search is the question or its key words; where that finds nothing, the other is tried. A poor
-one guesses without a search, or searches for a single word.
+Other questions are played by a ``Reader``, which looks at what its search found. It gives a golden
+answer only if an observation shows one, so that the policy does not learn to answer what it has not
+read. It searches for the question or its key words first, and for the other if the first search
+finds nothing. A poor reader guesses without a search, or searches for a single word.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Script:
 
 
 class ScriptWriter:
-    """Writes scripts; guesses are drawn from all hops, searches spelt by ``write_search``."""
+    """Writes scripts: draws guesses from all hops, and spells searches by ``write_search``."""
 
     def __init__(
         self, questions: Sequence[Question], poor_share: float, write_search: Callable[[str], str]
@@ -72,23 +72,25 @@ class ScriptWriter:
     def write(self, question: Question, rng: random.Random) -> Script:
         """A script for ``question``; poor with probability ``poor_share``."""
         hops = list(question.hops)
-        assert hops, "only questions that carry their hops can be shown"
+        assert hops, "only questions with hops have scripts"
         choice = Choice.GOOD
         if rng.random() < self._poor_share:
             poor = [Choice.NO_SEARCH, Choice.OTHER_SEARCH]
-            # Stopping early is shown most: it reads well, and only the decision is wrong.
+            # Most of them stop early: those read correctly, and only the decision is wrong.
             poor += [Choice.STOP_EARLY] * 4 if len(hops) > 1 else []
             choice = rng.choice(poor)
         other = rng.choice(self._hops)
         match choice:
             case Choice.GOOD:
                 turns = [*self._searches(hops), _answer_with(hops[-1], hops[-1].relation)]
-                if (answer := question.golden_answers[0]) != hops[-1].value:  # it is concluded
+                if (answer := question.golden_answers[0]) != hops[
+                    -1
+                ].value:  # the answer compares values
                     turns[-1] = _conclude(hops, answer)
             case Choice.NO_SEARCH:
                 turns = [_answer_with(replace(hops[-1], value=other.value), hops[-1].relation)]
             case Choice.OTHER_SEARCH:
-                # Every name is one that can be copied: an arbitrary one would teach bad copying.
+                # A name that is not in the text would teach the policy to copy badly.
                 wanted = hops[-1].relation
                 thought = f"Want the {wanted}. Find the {wanted}."
                 turns = [self._search(thought, wanted), _answer("Found nothing.", _UNKNOWN)]
@@ -111,7 +113,7 @@ class ScriptWriter:
 
 @dataclass(frozen=True, slots=True)
 class FirstHit:
-    """A search that shows the best passage alone: short pages teach reading sooner."""
+    """A search that shows only the best passage: the policy learns to read short pages sooner."""
 
     search_all: Retriever
 
@@ -121,17 +123,17 @@ class FirstHit:
 
 
 class Demonstrator:
-    """An engine that writes the turns of a script; one for each episode."""
+    """An engine that writes the turns of a script, for one episode."""
 
     def __init__(self, script: Script, codec: Codec) -> None:
         self._turns = iter(script.turns)
         self._codec = codec
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """The next turn of the script; raises ``EngineError`` after the last or if it is cut."""
+        """The next turn of the script; raises ``EngineError`` after the last one."""
         text = next(self._turns, None)
         if text is None:
-            raise EngineError("the script is over and the episode is not")
+            raise EngineError("the script ended before the episode")
         return _as_sampled(text, self._codec, token_ids, sampling)
 
     def release(self, episode_key: str) -> None:
@@ -140,12 +142,12 @@ class Demonstrator:
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """What one demonstration does: its searches in turn, and a guess where it does not search."""
+    """What a reader does: its searches in order, or its guess without a search."""
 
     queries: tuple[str, ...]
     guess: str = ""
     admits_failure: bool = False
-    """Whether it answers "unknown" where nothing was found; otherwise it shows nothing."""
+    """Whether it answers "unknown" if nothing is found; otherwise the episode is dropped."""
 
 
 def plan_reading(
@@ -156,7 +158,7 @@ def plan_reading(
     key_words: Callable[[str], str],
     rng: random.Random,
 ) -> ReadingPlan:
-    """Draw a demonstration of ``question``; ``others`` lend their answers to guesses."""
+    """Draws a plan for ``question``; guesses are answers of ``others``."""
     short = key_words(question.text) or question.text
     if rng.random() < poor_share:
         if rng.random() < 0.5:
@@ -167,7 +169,7 @@ def plan_reading(
 
 
 def words_without(stop_words: Sequence[str]) -> Callable[[str], str]:
-    """A function that leaves ``stop_words`` out of a text.
+    """A function that removes ``stop_words`` from a text.
 
     >>> words_without(["who", "the"])("Who wrote the Iliad?")
     'wrote Iliad'
@@ -181,7 +183,7 @@ def words_without(stop_words: Sequence[str]) -> Callable[[str], str]:
 
 
 class Reader:
-    """An engine that plays one question as its plan says; one for each episode."""
+    """An engine that plays one question by its plan, for one episode."""
 
     def __init__(
         self,
@@ -196,7 +198,7 @@ class Reader:
         self._num_seen = 0
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """The next turn; raises ``EngineError`` where nothing good can be shown any more."""
+        """The next turn; raises ``EngineError`` if no search found the answer."""
         observed = self._codec.decode(token_ids[self._num_seen :]) if self._num_seen else ""
         completion = _as_sampled(self._next_turn(observed), self._codec, token_ids, sampling)
         self._num_seen = len(token_ids) + len(completion.token_ids_T)
@@ -222,7 +224,7 @@ class Reader:
 
 
 def shown_answer(text: str, golden_answers: Sequence[str]) -> str | None:
-    """The first golden answer that stands in ``text`` as whole words, spelt as it is there."""
+    """The first golden answer that ``text`` contains in whole words, in the text's spelling."""
     for answer in golden_answers:
         match = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, re.IGNORECASE)
         if match is not None:
@@ -231,12 +233,12 @@ def shown_answer(text: str, golden_answers: Sequence[str]) -> str | None:
 
 
 def _found(known: Hop, wanted: str) -> str:
-    """What was found beside what is wanted, so that the text shows whether to go on."""
+    """What was found and what is wanted, so that the text shows whether to continue."""
     return f"Found the {known.relation} {known.value}. Want the {wanted}."
 
 
 def _conclude(hops: Sequence[Hop], answer: str) -> str:
-    """An answer that compares what was found about several things."""
+    """An answer that compares the values of several things."""
     found = " ".join(f"{hop.subject} has the {hop.relation} {hop.value}." for hop in hops)
     return _answer(found, answer)
 
@@ -254,10 +256,10 @@ def _answer(thought: str, text: str) -> str:
 
 
 def _as_sampled(text: str, codec: Codec, before: Sequence[int], sampling: Sampling) -> Completion:
-    """A turn of this text, as if it had been sampled; raises ``EngineError`` where it is cut.
+    """A turn of this text, as if it had been sampled; raises ``EngineError`` if it is too long.
 
-    A think tag that the tokens ``before`` it have opened is not opened again. A turn that no stop
-    string ends, ends its message, as a policy's does.
+    A think tag that the tokens ``before`` it opened is not opened again. A turn that does not end
+    in a stop string ends its message, like a policy's.
     """
     if codec.leaves_thought_open(before):
         text = text.removeprefix(actions.THINK_OPEN).lstrip()

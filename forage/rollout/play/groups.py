@@ -218,7 +218,6 @@ class GroupsInFlight:
     async def _replace_flat(
         self, step: int, groups: Sequence[Group], dynamic: DynamicSamplingConfig
     ) -> StepGroups:
-        """Plays more groups to replace the flat ones of ``step``."""
 
         def play_more(questions: Sequence[Question], number: int) -> Awaitable[list[Group]]:
             started = self._start(questions, f"{step}+{number}")

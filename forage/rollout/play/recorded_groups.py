@@ -1,9 +1,9 @@
 """The groups of training steps, read from episode files instead of played.
 
-A run that learns from these takes the updates that their run took: tokens, log-probabilities,
-versions, rewards and the choice of groups are all in the records. What was recorded elsewhere, with
-``forage train --rollout-only`` for example, is learnt in the same way. Neither an engine nor a
-search is needed, and what the episodes say is taken as it is: nothing is scored anew.
+A run that learns from them takes the same updates as the run that recorded them: the records have
+all tokens, log-probabilities, versions, rewards and choices of groups. Records of other runs, for
+example of ``forage train --rollout-only``, are learnt in the same way. This needs neither an engine
+nor a search, and scores nothing again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forage.rollout.play.groups import LearnableEpisodes, StepGroups
 from forage.types import Episode, Group
 
 _HEAD = re.compile(rb'\{"step":(\d+),"arm":(null|"greedy"),')
-"""How our own files begin a line; others are read whole to know their step."""
+"""The start of a line in our own files; lines of other files are parsed to find their step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class _Stretch:
 
 
 def refuse_own_records(paths: Sequence[Path], output_dir: Path) -> None:
-    """Raise ``UserError`` where the run would read the file that it writes, and cuts to resume."""
+    """Raises ``UserError`` if the run would read the file that it writes itself."""
     own = (output_dir / EPISODES_FILE).resolve()
     for path in paths:
         if path.resolve() == own:
             raise UserError(
-                f"--replay: {path} is the file that this run writes its own episodes to; learn "
-                "from it in another run, with output_dir=DIR"
+                f"--replay: this run writes its own episodes to {path}; learn from it in another "
+                "run, with output_dir=DIR"
             )
 
 
@@ -58,9 +58,9 @@ class RecordedGroups:
     def __init__(
         self, paths: Sequence[Path], config: RunConfig, codec: Codec, credit: LearnableEpisodes
     ) -> None:
-        """Find the steps in the files; raises ``UserError`` where they are fewer than the run's.
+        """Finds the steps in the files; raises ``UserError`` if the run has more steps.
 
-        The first step that was recorded is the first to be learnt, whatever its number.
+        The first recorded step is learnt first, whatever its number.
         """
         self._config = config
         self._codec = codec
@@ -70,10 +70,10 @@ class RecordedGroups:
         self._digests: list[bytes] = []
         num_steps, names = len(self._stretches), ", ".join(map(str, paths))
         if not num_steps:
-            raise UserError(f"--replay: no episode of a training step is in {names}")
+            raise UserError(f"--replay: {names} contains no episode of a training step")
         if num_steps < config.trainer.num_steps:
             raise UserError(
-                f"--replay: {names} holds {num_steps} steps, and trainer.num_steps is "
+                f"--replay: {names} contains {num_steps} steps, but trainer.num_steps is "
                 f"{config.trainer.num_steps}; set trainer.num_steps={num_steps}"
             )
 
@@ -82,7 +82,7 @@ class RecordedGroups:
         return await asyncio.to_thread(self._read, self._stretches[step])
 
     def digest(self, num_steps: int) -> str:
-        """Sixteen hexadecimal digits of the first episode of each of so many steps."""
+        """A checksum of the first ``num_steps`` steps: of the first episode of each."""
         for stretch in self._stretches[len(self._digests) : num_steps]:
             with stretch.path.open("rb") as file:
                 file.seek(stretch.offset)
@@ -94,10 +94,10 @@ class RecordedGroups:
         return {}
 
     def start_over(self, kept: Mapping[str, Episode]) -> None:
-        """Nothing was started."""
+        """Does nothing: no episode is in flight."""
 
     async def close(self) -> None:
-        """Nothing is open between two steps."""
+        """Does nothing: no file stays open between two steps."""
 
     def _read(self, stretch: _Stretch) -> StepGroups:
         records = list(_records(stretch))
@@ -111,15 +111,15 @@ class RecordedGroups:
             raise UserError(f"{where}: {len(greedy)} greedy episodes of {len(members)} groups")
         if self._config.algorithm.advantage.plays_greedy and not greedy:
             raise UserError(
-                f"{where}: no greedy episodes were recorded, which algorithm.advantage reads; "
-                "learn with another estimator"
+                f"{where}: algorithm.advantage needs greedy episodes, but none were recorded; use "
+                "another estimator"
             )
         size = self._config.trainer.group_size
         for those in members:
             if len(those) != size:
                 raise UserError(
                     f"{where}: the question {those[0].episode.question.id!r} has {len(those)} "
-                    f"episodes, and trainer.group_size is {size}; set it as it was"
+                    f"episodes, but trainer.group_size is {size}; set it to {len(those)}"
                 )
         groups = tuple(
             Group(
@@ -135,7 +135,7 @@ class RecordedGroups:
     def _chosen(
         self, groups: tuple[Group, ...], is_chosen_P: Sequence[bool | None]
     ) -> tuple[Group, ...]:
-        """The groups that the step learnt; for a file that does not say, as a run chooses them."""
+        """The groups that the step learnt; if the file does not say, chosen as a run would."""
         if None not in is_chosen_P:
             return tuple(g for g, chosen in zip(groups, is_chosen_P, strict=True) if chosen)
         if self._config.algorithm.dynamic_sampling is None:
@@ -148,28 +148,29 @@ class RecordedGroups:
         episode = record.episode
         who = f"{where}: the episode of question {episode.question.id!r}, member {episode.member},"
         if episode.reward is None:
-            raise UserError(f"{who} has no reward; it cannot be learnt from")
+            raise UserError(f"{who} has no reward, so it cannot be learnt from")
         if not episode.is_trainable:
             raise UserError(f"{who} is not one sequence of sampled tokens")
         known = record.tokenizer
         if known is not None and known.sha256 != self._tokenizer.sha256:
             raise UserError(
-                f"{who} is in tokens of {known.name} ({known.sha256}), and model.path has those of "
-                f"{self._tokenizer.name} ({self._tokenizer.sha256}): name the model that played it"
+                f"{who} has tokens of {known.name} ({known.sha256}), but model.path has the "
+                f"tokenizer of {self._tokenizer.name} ({self._tokenizer.sha256}): set it to the "
+                "model that played the episode"
             )
         most = max(episode.token_ids_T, default=0)
         if known is None and most >= len(self._codec.tokenizer):
-            raise UserError(f"{who} has the token {most}, which model.path does not know")
+            raise UserError(f"{who} has the token {most}, which model.path does not have")
 
 
 def _stretches(path: Path) -> Iterator[_Stretch]:
-    """The steps of a file, in its order; raises ``UserError`` for a file that has none of a run."""
+    """The steps of a file, in its order; raises ``UserError`` if it cannot be read or replayed."""
     try:
         rollbacks = path.with_name(ROLLBACKS_FILE)
         if rollbacks.exists() and rollbacks.stat().st_size:
             raise UserError(
-                f"--replay: the run of {path} went back to a checkpoint ({rollbacks}) and went "
-                "on with a smaller rate; such a run cannot be replayed as a whole"
+                f"--replay: the run of {path} rolled back to a checkpoint ({rollbacks}) and "
+                "continued with a smaller learning rate, so it cannot be replayed as a whole"
             )
         file = path.open("rb")
     except OSError as error:
@@ -187,7 +188,7 @@ def _heads(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int | None, int
     offset = 0
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
-            return  # it was being written
+            return  # still being written
         if head := _HEAD.match(line):
             yield int(head[1]), offset, number
         else:
@@ -213,7 +214,7 @@ def _records(stretch: _Stretch) -> Iterator[EpisodeRecord]:
 
 
 def _in_groups(records: Sequence[EpisodeRecord]) -> list[list[EpisodeRecord]]:
-    """The episodes by group; where the file does not number them, each begins with member 0."""
+    """The episodes by group; if the file does not number groups, each begins with member 0."""
     groups: list[list[EpisodeRecord]] = []
     for record in records:
         is_next = record.episode.member == 0

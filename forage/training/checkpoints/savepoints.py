@@ -60,8 +60,7 @@ class Savepoints:
         """If the run does not learn, ``save`` only writes its records to the disk.
 
         ``questions`` are None if the steps are recorded ones; then ``replayed`` gives a checksum
-        of that many of them. ``prefetched_episodes`` gives the finished episodes of later steps, by
-        key.
+        of that many of them. ``prefetched_episodes`` gives the finished episodes of later steps.
         """
         self.num_steps_done = 0
         """Steps that the weights have taken, the one being learned included."""

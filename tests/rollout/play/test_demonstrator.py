@@ -140,7 +140,7 @@ async def test_the_demonstrator_says_its_turns_one_after_the_other_and_then_fail
         assert tiny_codec().decode(completion.token_ids_T) == turn
         assert completion.finish_reason is FinishReason.STOP
         assert len(completion.logprobs_T) == len(completion.versions_T)
-    with pytest.raises(EngineError, match="script is over"):
+    with pytest.raises(EngineError, match="script ended before the episode"):
         await engine.generate((1, 2), sampling(100))
 
 

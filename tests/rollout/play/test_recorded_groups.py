@@ -94,7 +94,7 @@ def test_greedy_episodes_go_back_to_their_groups(tmp_path: Path):
     played = [group("a", 0, 1, greedy=0.5), group("b", 1, 1, greedy=0.25)]
     path = write(tmp_path, (played, played))
     assert step_of(recorded(path, advantage="remax")).played == tuple(played)
-    with pytest.raises(UserError, match="no greedy episodes were recorded"):
+    with pytest.raises(UserError, match="needs greedy episodes, but none were recorded"):
         step_of(recorded(write(tmp_path / "b", ([FLAT], [FLAT])), advantage="remax"))
 
 
@@ -129,7 +129,7 @@ def test_the_episodes_of_some_steps_are_known_wherever_they_lie_and_whatever_fol
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path):
     path = write(tmp_path, ([VARIED], [VARIED]))
     path.write_bytes(path.read_bytes() + b'{"step":1,"arm":null,"tok')
-    with pytest.raises(UserError, match=r"holds 1 steps, .* set trainer.num_steps=1"):
+    with pytest.raises(UserError, match=r"contains 1 steps, .* set trainer.num_steps=1"):
         recorded(path, num_steps=2)
 
 
@@ -162,10 +162,10 @@ def damaged(row: dict[str, Any]) -> None:
     ("edit", "said"),
     [
         (unscored, "step 0: the episode of question 'b', member 0, has no reward"),
-        (of_another_tokenizer, "in tokens of other .* name the model that played it"),
-        (of_unknown_tokens, "has the token 1000000, which model.path does not know"),
+        (of_another_tokenizer, "has tokens of other .* set it to the model that played"),
+        (of_unknown_tokens, "has the token 1000000, which model.path does not have"),
         (transcribed, "is not one sequence of sampled tokens"),
-        (of_an_evaluation, "no episode of a training step is in"),
+        (of_an_evaluation, "contains no episode of a training step"),
         (damaged, "line 1 is not an episode: KeyError"),
     ],
 )
@@ -179,14 +179,14 @@ def test_episodes_that_cannot_be_learnt_from_are_refused(
 
 def test_groups_of_another_size_are_refused(tmp_path: Path):
     three = group("a", 0, 1, 1)
-    with pytest.raises(UserError, match="'a' has 3 episodes, and trainer.group_size is 2"):
+    with pytest.raises(UserError, match="'a' has 3 episodes, but trainer.group_size is 2"):
         step_of(recorded(write(tmp_path, ([three], [three]))))
 
 
 def test_a_run_that_went_back_is_refused(tmp_path: Path):
     path = write(tmp_path, ([VARIED], [VARIED]))
     (tmp_path / ROLLBACKS_FILE).write_text('{"to_step": 1}\n')
-    with pytest.raises(UserError, match="went back to a checkpoint"):
+    with pytest.raises(UserError, match="rolled back to a checkpoint"):
         recorded(path)
 
 

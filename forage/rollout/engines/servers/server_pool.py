@@ -100,19 +100,14 @@ class ServerPool:
             return seat
         await self._wait_until_one_serves()
         member = min(self.serving, key=lambda each: each.num_episodes)
-        salt = seat.salt if seat is not None else self._new_salt()
+        # Shared by the episodes between two updates, or unique during an update. Only digits and a
+        # point: vLLM refuses salts that are long or contain a slash.
+        own = f".{next(self._numbers)}" if seat is None and self.is_updating else ""
+        salt = f"{self.num_updates}{own}" if seat is None else seat.salt
         self.release(episode_key)
         member.num_episodes += 1
         self._seats[episode_key] = Seat(member, salt)
         return self._seats[episode_key]
-
-    def _new_salt(self) -> str:
-        """A salt shared by the episodes between two updates, or unique during an update.
-
-        It has only digits and a point: vLLM refuses salts that are long or contain a slash.
-        """
-        own = f".{next(self._numbers)}" if self.is_updating else ""
-        return f"{self.num_updates}{own}"
 
     def release(self, episode_key: str) -> None:
         """Forgets the episode's server."""
@@ -149,13 +144,11 @@ class ServerPool:
             try:
                 await asyncio.wait_for(self._changed.wait(), self._lost_after_s)
             except TimeoutError:
-                if not (self.serving or self.weights_lock.locked()):
-                    raise UserError(self._none_serves()) from None
-
-    def _none_serves(self) -> str:
-        names = "; ".join(f"{member.server.url}: {member.why}" for member in self.members)
-        return (
-            f"no server samples any more: none has worked for {self._lost_after_s:g} s "
-            f"(placement.engine.lost_after_s). {names}. Check their logs, restart those that have "
-            f"stopped, then {HOW_TO_RESUME}"
-        )
+                if self.serving or self.weights_lock.locked():
+                    continue
+                names = "; ".join(f"{member.server.url}: {member.why}" for member in self.members)
+                raise UserError(
+                    f"no server samples any more: none has worked for {self._lost_after_s:g} s "
+                    f"(placement.engine.lost_after_s). {names}. Check their logs, restart those "
+                    f"that have stopped, then {HOW_TO_RESUME}"
+                ) from None

@@ -115,7 +115,7 @@ async def _wrong_settings(http: JsonServer, needs: ServerNeeds) -> list[Fault]:
     if not config:
         remedy = f"make sure that it is a vLLM server of version {KNOWN_VERSION}"
         return [Fault("it does not report its settings: its reply has no vllm_config", remedy)]
-    faults = wrong_settings(config, needs)
+    faults = list(wrong_settings(config, needs))
     if names_receiver(config):
         faults += await _other_receiver(http)
     elif needs.model is not None and not needs.has_receiver:

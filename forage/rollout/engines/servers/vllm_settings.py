@@ -78,12 +78,8 @@ class ServerNeeds:
         )
 
 
-def wrong_settings(config: Mapping[str, Any], needs: ServerNeeds) -> list[Fault]:
-    """Returns what is wrong with the settings that a server reports."""
-    return [*_wrong_for_turns(config, needs), *_wrong_for_updates(config, needs)]
-
-
-def _wrong_for_turns(config: Mapping[str, Any], needs: ServerNeeds) -> Iterator[Fault]:
+def wrong_settings(config: Mapping[str, Any], needs: ServerNeeds) -> Iterator[Fault]:
+    """Yields what is wrong with the settings that a server reports."""
     model, scheduler = section_of(config, "model_config"), section_of(config, "scheduler_config")
     if (mode := model.get("logprobs_mode")) != "processed_logprobs":
         remedy = "start it with --logprobs-mode processed_logprobs"
@@ -99,9 +95,6 @@ def _wrong_for_turns(config: Mapping[str, Any], needs: ServerNeeds) -> Iterator[
     if device_of(config) == "cpu" and scheduler.get("enable_chunked_prefill"):
         remedy = "start it with --no-enable-chunked-prefill --max-num-batched-tokens 8192"
         yield Fault("on a CPU, seeded sampling after a chunked prefill crashes it", remedy)
-
-
-def _wrong_for_updates(config: Mapping[str, Any], needs: ServerNeeds) -> Iterator[Fault]:
     if needs.has_receiver and not names_receiver(config):
         remedy = f"{WITH_RECEIVER}, or set placement.engine.transfer: disk"
         yield Fault("it has no weight receiver", remedy)
@@ -109,7 +102,7 @@ def _wrong_for_updates(config: Mapping[str, Any], needs: ServerNeeds) -> Iterato
     if room < needs.lora_rank:
         remedy = with_adapters(needs.lora_rank)
         yield Fault(f"it accepts adapters only up to rank {room}", remedy)
-    keeps_memory = section_of(config, "model_config").get("enable_sleep_mode") is False
+    keeps_memory = model.get("enable_sleep_mode") is False
     if keeps_memory and device_of(config) != "cpu" and needs.sleeps is not False:
         remedy = "start it with --enable-sleep-mode, which placement.engine.offload needs"
         what = "it does not release GPU memory while it sleeps"

@@ -52,16 +52,8 @@ def in_buckets(
         yield held
 
 
-def _size_of(weights: Sequence[NamedTensor]) -> int:
-    return sum(_aligned(tensor.nbytes) for _, tensor in weights)
-
-
-def _new_bytes(number: int, device: torch.device) -> Tensor:
-    return torch.empty(number, dtype=torch.uint8, device=device)
-
-
 def _fill(weights: Sequence[NamedTensor], data: Tensor) -> tuple[Bucket, Tensor]:
-    """Copies the weights into ``data``, which has ``_size_of`` bytes."""
+    """Copies the weights into ``data``, each to an aligned start."""
     starts: list[int] = []
     start = 0
     for _, tensor in weights:
@@ -74,7 +66,6 @@ def _fill(weights: Sequence[NamedTensor], data: Tensor) -> tuple[Bucket, Tensor]
 
 
 def _tensors_in(bucket: Bucket, data: Tensor) -> list[Tensor]:
-    """The tensors of a filled bucket, as views of its bytes."""
     rows = zip(bucket.tensors.dtypes, bucket.tensors.shapes, bucket.starts, strict=True)
     tensors: list[Tensor] = []
     for dtype_name, shape, start in rows:
@@ -156,9 +147,9 @@ class WeightSender:
         if held is None or self._group is None:
             self._room = None
             return None
-        size, device = _size_of(held), self._group.device
+        size, device = sum(_aligned(tensor.nbytes) for _, tensor in held), self._group.device
         if self._room is None or len(self._room) < size or self._room.device != device:
-            self._room = _new_bytes(size, device)
+            self._room = torch.empty(size, dtype=torch.uint8, device=device)
         bucket, data = _fill(held, self._room[:size])
         self._sent = [data] if self._group.name is None else _tensors_in(bucket, data)
         return bucket

@@ -131,7 +131,6 @@ class GroupTransport:
             raise UpdateFailed(dict.fromkeys(members, f"no group could be created: {why}"))
 
     async def _send_bucket(self, members: Sequence[Member], bucket: Bucket) -> None:
-        """Broadcasts a bucket while announcing it to the servers."""
         sending = asyncio.create_task(asyncio.to_thread(self._sender.send))
         try:
             await each(members, lambda server: server.receive(bucket))

@@ -185,7 +185,6 @@ class ServerUpdates:
                 self._pool.leave_out(member, why)
 
     async def _wake(self, members: Sequence[Member], part: Part) -> None:
-        """Wakes a part of the servers that sleep."""
         asleep = [member for member in members if (member, part) in self._asleep]
 
         async def wake(server: EngineServer) -> None:

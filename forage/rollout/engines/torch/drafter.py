@@ -85,7 +85,6 @@ class Drafter:
         return None
 
     def _judge(self, seen: tuple[int, ...], token: int) -> None:
-        """Counts whether the table predicts a sampled token."""
         found = self._look_up(seen)
         if found is None:
             return

@@ -165,7 +165,7 @@ class EngineThread:
         return turn.sampling.episode_key in self._slot_of or len(self._slot_of) < len(self._slots)
 
     def _admit(self) -> None:
-        """Give waiting turns their slots, in order of arrival."""
+        """Gives waiting turns their slots, in order of arrival."""
         kept: deque[PendingTurn] = deque()
         while self._waiting:
             turn = self._waiting.popleft()

@@ -177,7 +177,8 @@ class DecodeAttend:
         states, positions = self._cache.states, self._positions_R.tolist()
         assert states is not None, "the cache has the states of every recurrent layer"
         rows = [row for row, at in enumerate(positions) if 0 < at != self._cache.scratch]
-        out = states.read_tile(layer, self._tile, run, hidden, rows)
+        slots = range(self._tile.start, self._tile.stop)
+        out = states.read_rows(layer, slots, run, hidden, rows)
         for row in (row for row, at in enumerate(positions) if at == 0):
             slot = self._tile.start + row
             out[row] = states.read(layer, slot, run, hidden[row : row + 1], is_new=True)[0]

@@ -88,7 +88,9 @@ class SlotAttend:
             # Padded to a fixed number of rows, since a product's bits may depend on it.
             padded = hidden.new_zeros(round_up(len(rows), self._multiple), 1, hidden.shape[2])
             padded[: len(rows), 0] = hidden[0, rows]
-            out[0, rows] = states.read_singles(layer, slots, run, padded)[: len(rows), 0]
+            all_slots = slots + [slots[0]] * (len(padded) - len(rows))
+            read = states.read_rows(layer, all_slots, run, padded, range(len(rows)))
+            out[0, rows] = read[: len(rows), 0]
         return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,36 +29,25 @@ class SlotStates:
 
     def read(self, layer: str, slot: int, run: Run, hidden_1TH: Tensor, is_new: bool) -> Tensor:
         """Output [1, T, H] for a slot's next tokens; ``is_new`` starts its sequence."""
-        return self._advance(layer, [slot], run, hidden_1TH, [0], is_new)
+        return self.read_rows(layer, [slot], run, hidden_1TH, [0], is_new)
 
-    def read_singles(self, layer: str, slots: list[int], run: Run, hidden_R1H: Tensor) -> Tensor:
-        """Output [R, 1, H] for one more token per slot; rows beyond the slots are padding."""
-        rows = slots + [slots[0]] * (len(hidden_R1H) - len(slots))
-        return self._advance(layer, rows, run, hidden_R1H, range(len(slots)), is_new=False)
-
-    def read_tile(
-        self, layer: str, tile: slice, run: Run, hidden_R1H: Tensor, rows: list[int]
-    ) -> Tensor:
-        """Output [R, 1, H] for a tile of slots, of which only ``rows`` have a new token."""
-        return self._advance(layer, list(range(*tile.indices(tile.stop))), run, hidden_R1H, rows)
-
-    def _advance(
+    def read_rows(
         self,
         layer: str,
-        slots: list[int],
+        slots: Sequence[int],
         run: Run,
         hidden: Tensor,
-        kept_rows: list[int] | range,
+        kept: Sequence[int],
         is_new: bool = False,
     ) -> Tensor:
+        """Output [R, T, H] for the next tokens of R slots; only ``kept`` rows store their state."""
         pools = self._pools[layer]
-        before = {} if is_new else {kind: pool[slots] for kind, pool in pools.items()}
+        before = {} if is_new else {kind: pool[list(slots)] for kind, pool in pools.items()}
         states = RecurrentStates(before)
         out = run(hidden, states)
-        kept = list(kept_rows)
         kept_slots = [slots[row] for row in kept]
         for kind, state in states.states.items():
-            pools[kind][kept_slots] = state[kept]
+            pools[kind][kept_slots] = state[list(kept)]
         return out
 
     def clear(self) -> None:

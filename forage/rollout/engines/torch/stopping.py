@@ -53,7 +53,6 @@ class StopTable:
         return False
 
     def _tail(self, token_ids: Sequence[int], num_bytes: int) -> bytes:
-        """The last ``num_bytes`` bytes of the tokens."""
         tail = b""
         for token_id in reversed(token_ids):
             tail = self.text_bytes((token_id,)) + tail
