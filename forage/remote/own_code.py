@@ -1,7 +1,7 @@
-"""Makes the user's functions async, so that a call that hangs does not block the event loop.
+"""Functions of the user's, run beside the event loop: a call that hangs holds up nothing.
 
-Custom tools (``environment/tools``), custom searches (``retrieval/client``) and trackers are called
-through this. Callers set deadlines and decide what a failure means.
+Tools (``environment/tools``) and a search of one's own (``retrieval/client``) are called through
+this. Deadlines, and what a failure means, are the caller's.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _MAX_HUNG_THREADS = 32
 
 
 class TooManyHangError(RuntimeError):
-    """Too many calls of the function have not returned, so it is not called again."""
+    """So many calls of the function have not come back that it is not called again."""
 
 
-def as_async(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
-    """Returns ``function``, which takes one argument, as an async function.
+def run_beside(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+    """``function`` of one argument as an async one, whether it is async or not.
 
-    Each call of a sync function runs on its own daemon thread, so that it blocks neither the loop
-    nor the exit. After ``_MAX_HUNG_THREADS`` calls that do not return, further calls raise
+    Each call of a sync one has a daemon thread of its own, so that it holds up neither the loop
+    nor the exit. After ``_MAX_HUNG_THREADS`` that do not come back, further calls raise
     ``TooManyHangError`` at once.
     """
     if inspect.iscoroutinefunction(function):
@@ -35,7 +35,7 @@ def as_async(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
         if len(under_way) >= _MAX_HUNG_THREADS:
             raise TooManyHangError("too many calls hang")
         result: Future[Any] = Future()
-        result.set_running_or_notify_cancel()  # so that an abandoned call can still end
+        result.set_running_or_notify_cancel()  # so that a call given up can still end
 
         def work() -> None:
             settle: Callable[[Any], None]
