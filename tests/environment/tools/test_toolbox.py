@@ -36,7 +36,7 @@ def player(*names: str, **values: object) -> Player:
 
 
 def prompt(one: Player) -> str:
-    return one.codec.decode(one._prompt(make_question())).rstrip()
+    return one.codec.decode(one._encode(make_question())).rstrip()
 
 
 def test_a_function_is_told_by_its_docstring_and_its_types():

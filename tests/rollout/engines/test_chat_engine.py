@@ -126,7 +126,7 @@ async def test_nothing_trains_on_a_transcribed_text():
     assert not episode.is_trainable
     with pytest.raises(UserError, match="known by its text alone"):
         weigh(episode, tiny_codec(), WarmStartConfig())
-    with pytest.raises(AssertionError, match="sampled as such"):
+    with pytest.raises(AssertionError, match="recorded as sampled"):
         uncredited(episode)
 
 

@@ -124,7 +124,7 @@ def test_the_same_seed_writes_the_same_script():
 
 def test_a_question_without_hops_is_refused():
     writer = ScriptWriter(small_world().train, 0.5, str)
-    with pytest.raises(AssertionError, match="carry their hops"):
+    with pytest.raises(AssertionError, match="questions with hops have scripts"):
         writer.write(Question("q", "Who?", ("x",), "test"), random.Random(0))
 
 
