@@ -39,13 +39,20 @@ KNOWN_VERSION = "0.32"
 _TIMEOUT_S = 20.0
 _SERVER_INFO_S = 180.0  # /server_info lists every package of the server's environment
 _DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
-_ROUTES_OF_UPDATES = (
-    *("start_weight_update", "update_weights", "finish_weight_update", "weight_info"),
-    *("collective_rpc", "reset_prefix_cache", "pause", "resume", "is_sleeping"),
-    *("get_world_size", "init_weight_transfer_engine", "update_weight_version"),
-)
-_ROUTES = {"/inference/v1/generate": "start it with --enable-scale-out"} | {
-    f"/{name}": _DEV_MODE for name in _ROUTES_OF_UPDATES
+_ROUTES = {
+    "/inference/v1/generate": "start it with --enable-scale-out",
+    "/start_weight_update": _DEV_MODE,
+    "/update_weights": _DEV_MODE,
+    "/finish_weight_update": _DEV_MODE,
+    "/weight_info": _DEV_MODE,
+    "/collective_rpc": _DEV_MODE,
+    "/reset_prefix_cache": _DEV_MODE,
+    "/pause": _DEV_MODE,
+    "/resume": _DEV_MODE,
+    "/is_sleeping": _DEV_MODE,
+    "/get_world_size": _DEV_MODE,
+    "/init_weight_transfer_engine": _DEV_MODE,
+    "/update_weight_version": _DEV_MODE,
 }
 """The routes that every server must have, each with what enables it."""
 _ROUTES_OF_SLEEP = {"/sleep": _DEV_MODE, "/wake_up": _DEV_MODE}
