@@ -23,15 +23,21 @@ MADE := $(VENV)/.made
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-# uv if it is installed, otherwise pip.
-INSTALL = $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(PIP) install --quiet --quiet --no-compile) --no-deps
+# $(call install_into,PYTHON) ARGUMENTS: with uv if it is installed, otherwise, or if uv fails, with pip,
+# which needs more than twice the CPU time. Neither compiles.
+install_into = install() { $(if $(shell command -v uv),uv pip install --quiet --python $(1) "$$@" ||) \
+  $(1) -m pip --disable-pip-version-check --no-input install --quiet --quiet --no-compile "$$@"; }; install
+INSTALL = $(call install_into,$(BIN)/python) --no-deps
 # pip compiles one file after the other, which was a third of an install. All cores do it in less,
 # without what is hardly imported; a file that this Python cannot read stops nothing.
 COMPILE := $(BIN)/python -m compileall -q -q -j 0 -x '/(tests?|testing|models|_inductor|networkx)/' $(VENV)/lib || true
 
+# Tests start hundreds of processes. Without compiled files, each compiles Forage and some packages.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm verifiers test-verifiers trackers test-trackers floors test-floors newest test-newest lock
+.PHONY: help demo real test test-slow lint docs format clean venv dev vllm test-vllm verifiers test-verifiers trackers test-trackers floors test-floors newest test-newest lock
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
@@ -87,8 +93,7 @@ verifiers: $(VERIFIERS)/.ready
 
 $(VERIFIERS)/.ready: pyproject.toml
 	@test -x $(VERIFIERS)/bin/python || $(PYTHON) -m venv $(VERIFIERS)
-	@$(VERIFIERS)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
-	  -e . verifiers==0.4.0 uv
+	@$(call install_into,$(VERIFIERS)/bin/python) -e . verifiers==0.4.0 uv
 	@touch $@
 
 # It starts the program of the rollouts, which uv fetches the first time: this one needs a network.
@@ -174,6 +179,8 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(READY)
+
+dev: $(DEV)
 
 $(MADE):
 	@command -v $(PYTHON) >/dev/null || { \

