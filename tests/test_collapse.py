@@ -103,7 +103,7 @@ def shaken(place: Place, out: Path, num_steps: int, **changes: Any) -> RunConfig
 @pytest.fixture(scope="module")
 def hacked_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """The run to its end, with nothing but warnings."""
-    config = hacked(place, tmp_path_factory.mktemp("hacked"), num_steps=18, reward=HACKABLE)
+    config = hacked(place, tmp_path_factory.mktemp("hacked"), num_steps=15, reward=HACKABLE)
     run_training(config, resume=False)
     return config
 
@@ -111,7 +111,7 @@ def hacked_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> RunCon
 @pytest.fixture(scope="module")
 def shaken_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """The run to its end, with nothing but warnings."""
-    config = shaken(place, tmp_path_factory.mktemp("shaken"), num_steps=20)
+    config = shaken(place, tmp_path_factory.mktemp("shaken"), num_steps=18)
     run_training(config, resume=False)
     return config
 
@@ -164,7 +164,7 @@ def test_stopped_by_the_alarm_and_begun_again_from_before_it_a_mended_run_ends_h
     first = alarms_of(hacked_run)[0]
     out, healthy = tmp_path / "stopped", tmp_path / "healthy"
     stopping = {**WATCHED, "kind": "stop"}
-    config = hacked(place, out, num_steps=18, reward=HACKABLE, sentinel=stopping)
+    config = hacked(place, out, num_steps=15, reward=HACKABLE, sentinel=stopping)
     with pytest.raises(Collapsed, match=f"misranked is .* at step {first.step}") as stopped:
         run_training(config, resume=False)
     ems = exact_matches(config)
@@ -191,7 +191,7 @@ def test_rolled_back_to_a_smaller_step_the_same_run_ends_healthy(
     place: Place, shaken_run: RunConfig, tmp_path: Path
 ):
     acting = {**WATCHED, "kind": "roll_back", "rate_factor": 0.1}
-    config = shaken(place, tmp_path, num_steps=20, sentinel=acting)
+    config = shaken(place, tmp_path, num_steps=18, sentinel=acting)
     run_training(config, resume=False)
     first = alarms_of(shaken_run)[0]
     rollback = json.loads((tmp_path / ROLLBACKS_FILE).read_text().splitlines()[0])
