@@ -74,10 +74,10 @@ def test_one_laid_over_a_recipe_drops_the_keys_of_the_kind_below():
     ("overrides", "message"),
     [
         (["algorithm.advantage=examples.algorithms:OverWorst"], "examples.algorithms has no OverW"),
-        (["algorithm.advantage=nowhere:OverBest"], "there is no module nowhere"),
+        (["algorithm.advantage=nowhere:OverBest"], "no module nowhere for nowhere:OverBest"),
         ([*BOTH, "algorithm.advantage.factr=1"], "unknown key algorithm.advantage.factr"),
         ([*BOTH, "algorithm.advantage.factor=-1"], "algorithm.advantage.factor: .* greater than 0"),
-        (["algorithm.advantage=os:system"], "of Python's own library"),
+        (["algorithm.advantage=os:system"], "which is Python's own"),
         (["algorithm.advantage=examples.algorithms:BoundedRatio"], "subclass of .*Estimator"),
         (["algorithm.loss=examples.algorithms:OverBest"], "nor a subclass of .*loss.Loss"),
         (
