@@ -1,8 +1,8 @@
-"""An index of vectors in FAISS: its manifest, how it is built and opened, and its search.
+"""Builds, opens and searches an index of vectors in FAISS, and defines its manifest.
 
-A search encodes all queries of a call in one go, asks FAISS, and for compressed indexes scores the
-candidates again from exact vectors. ``forage.retrieval.vectors.faiss_index`` wraps FAISS; it is
-imported only where an index is built or opened.
+A search encodes all queries of a call at once, searches FAISS, and for compressed indexes rescores
+the candidates with exact vectors. ``forage.retrieval.vectors.faiss_index`` wraps FAISS and is
+imported only when an index is built or opened.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ logger = logging.getLogger(__name__)
 
 FAISS_FILE = "vectors.faiss"
 
-# Candidates of this many queries are gathered at once: 64 x 200 x 768 floats are 40 MB.
+# Queries whose candidates are gathered at once: 64 x 200 x 768 floats are 40 MB.
 _RESCORED_QUERIES = 64
 
 
 class DenseManifest(CommonManifest):
-    """An index of vectors; ``backend`` repeats the kind of its FAISS settings.
+    """Manifest of an index of vectors; ``backend`` equals the kind of its FAISS settings.
 
-    ``source_files`` are those of an imported index, with the lowest cosine of its check.
+    ``source_files``: the files of an imported index. ``checked_cosine``: the result of its check.
     """
 
     backend: Literal["flat", "sq8", "hnsw", "ivf", "pq", "ivfpq", "adopted"]
@@ -76,7 +76,7 @@ class DenseManifest(CommonManifest):
 def build_dense_index(
     corpus: Path, out: Path, settings: DenseBuild, show_progress: bool = True
 ) -> DenseManifest:
-    """Build an index of vectors of ``corpus`` in ``out``, or go on with one that was cut short.
+    """Builds an index of vectors of ``corpus`` in ``out``, or resumes an interrupted build.
 
     Raises ``UserError`` as ``encoded_corpus`` does.
     """
@@ -91,7 +91,7 @@ def build_dense_index(
 def open_dense(
     directory: Path, manifest: DenseManifest, store: CorpusStore, options: OpenOptions
 ) -> Backend:
-    """The backend of an index directory; raises ``UserError``."""
+    """Opens the backend of an index directory; raises ``UserError``."""
     try:
         from forage.retrieval.vectors.faiss_index import open_faiss
     except ModuleNotFoundError as error:
@@ -108,10 +108,10 @@ def open_dense(
 
 
 class DenseBackend:
-    """Rows by the inner product of vectors.
+    """Ranks rows by the inner product of vectors.
 
-    For an approximate index the contract's "first k of a search for more" holds up to its number
-    of candidates (``num_candidates``); beyond it a larger search finds the same or better.
+    In an approximate index, "the first k of a search for more are the search for k" holds up to its
+    number of candidates (``num_candidates``); a larger search finds the same or better.
     """
 
     def __init__(
@@ -121,11 +121,13 @@ class DenseBackend:
         settings: FaissSettings,
         vectors: VectorShards | None = None,
     ) -> None:
-        """``vectors`` score the candidates again; raises ``UserError`` where parts do not fit."""
+        """``vectors`` rescore the candidates; raises ``UserError`` if the parts do not fit
+        together.
+        """
         if encoder.dimension != index.dimension:
             raise UserError(
-                f"the encoder {encoder.spec.model} gives {encoder.dimension} dimensions, "
-                f"but the index has {index.dimension}; they do not belong together"
+                f"the encoder {encoder.spec.model} has {encoder.dimension} dimensions, but the "
+                f"index has {index.dimension}; they do not belong together"
             )
         self._encoder, self._index = encoder, index
         self._settings, self._vectors = settings, vectors
@@ -143,7 +145,7 @@ class DenseBackend:
         wrong = bad_rows(queries_BD)
         if wrong:
             raise SourceError(
-                f"the encoder gave NaN or infinity for {len(wrong)} of {len(queries)} queries",
+                f"the encoder returned NaN or infinity for {len(wrong)} of {len(queries)} queries",
                 is_temporary=False,
             )
         scores_BK, rows_BK = self._index.search(queries_BD, num_candidates(self._settings, topk))
@@ -152,16 +154,16 @@ class DenseBackend:
         return [_best(*found, topk) for found in zip(scores_BK, rows_BK, strict=True)]
 
     def close(self) -> None:
-        """The mapped index goes with the last reference to it."""
+        """Does nothing: the index is unmapped with the last reference to it."""
 
     def _scores(
         self, queries_BD: np.ndarray, rows_BK: np.ndarray, vectors: VectorShards
     ) -> np.ndarray:
-        """The inner products of queries with the kept vectors of their rows, float32 [B, K]."""
+        """The inner products of queries and the stored vectors of their rows, float32 [B, K]."""
         scores_BK = np.empty(rows_BK.shape, dtype=np.float32)
         for start in range(0, len(queries_BD), _RESCORED_QUERIES):
             block = slice(start, start + _RESCORED_QUERIES)
-            # A row of -1 (none) reads row 0 and is dropped with its score afterwards.
+            # Row -1 (no result) reads row 0; its score is dropped later.
             rows, places = np.unique(np.maximum(rows_BK[block], 0), return_inverse=True)
             kept = vectors.gather(rows)
             for number, of_query in enumerate(places.reshape(rows_BK[block].shape), start=start):
@@ -170,7 +172,7 @@ class DenseBackend:
 
 
 def _index_vectors(encoded: Encoded, show_progress: bool) -> DenseManifest:
-    """Build the FAISS file and say what it is made of."""
+    """Builds the FAISS file and returns the manifest."""
     from forage.retrieval.vectors.faiss_index import build_faiss
 
     path = encoded.directory / FAISS_FILE
@@ -191,7 +193,7 @@ def _index_vectors(encoded: Encoded, show_progress: bool) -> DenseManifest:
 
 
 def dense_versions() -> str:
-    """The packages that a dense index depends on."""
+    """The versions of the packages that a dense index depends on."""
     from forage.retrieval.vectors.faiss_index import faiss_version
 
     return (
@@ -212,7 +214,7 @@ def _open_vectors(directory: Path, manifest: DenseManifest) -> VectorShards:
 
 
 def _best(scores_K: np.ndarray, rows_K: np.ndarray, topk: int) -> list[Scored]:
-    """Best first, ties by the lower row, without FAISS's -1 for "nothing"."""
+    """Best first, ties by the lower row, without FAISS's -1 for "no result"."""
     found = rows_K >= 0
     scores, rows = scores_K[found], rows_K[found]
     order = np.lexsort((rows, -scores))[:topk]

@@ -1,7 +1,8 @@
-"""A corpus and its vectors on disk: the part of a build that every index of vectors shares.
+"""Stores and encodes a corpus: the part of a build that all indexes of vectors share.
 
-Encoding takes hours on a large corpus: finished shards outlast a kill, and the same command goes on
-with those that are missing (``encoding.py``). What is made of the vectors is the backend's.
+Encoding a large corpus takes hours. Finished shards survive a kill, and running the same command
+again encodes the missing ones (``encoding.py``). The backend then builds its index from the
+vectors.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ logger = logging.getLogger(__name__)
 VECTORS_DIR = "vectors"
 
 _STATE_FILE = "state.json"
-# Passages whose beginnings are shown to the encoder's tokenizer.
+# Passages, and characters of each, on which the encoder's tokenizer is checked.
 _NUM_COMPARED, _COMPARED_CHARS = 256, 300
 _COUNTED_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DenseBuild:
-    """How to build an index of vectors; ``devices`` () is the first GPU, or the CPU."""
+    """How to build an index of vectors; empty ``devices`` means the first GPU, or the CPU."""
 
     encoder: EncoderChoice
     faiss: FaissSettings = field(default_factory=FlatSettings)
@@ -70,12 +71,12 @@ class DenseBuild:
     rows_per_shard: int = 16_384
     is_restart: bool = False
     is_whole: bool = False
-    """Whether passages that the encoder cannot read to their end are refused."""
+    """Whether to refuse passages that are longer than the encoder reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A corpus and its vectors on disk, in the directory of an unfinished build."""
+    """A corpus and its vectors, in the directory of an unfinished build."""
 
     directory: Path
     stored: StoredCorpus
@@ -85,7 +86,7 @@ class Encoded:
 
 
 class _CorpusFile(Strict):
-    """Tells without reading it whether a corpus file is still the same."""
+    """Identifies a corpus file without reading it."""
 
     path: str
     num_bytes: int
@@ -95,7 +96,7 @@ class _CorpusFile(Strict):
 class _State(Strict):
     """What the finished shards of an unfinished build depend on.
 
-    ``source`` None: no plain file, or one that the copy of the corpus is not known to be of.
+    ``source`` is None if the corpus is not a regular file, or may differ from the stored copy.
     """
 
     source: _CorpusFile | None
@@ -109,15 +110,15 @@ class _State(Strict):
 def encoded_corpus(
     corpus: Path, out: Path, settings: DenseBuild, show_progress: bool
 ) -> Iterator[Encoded]:
-    """The corpus and its vectors, in a directory that moves to ``out`` when the body ends well.
+    """Yields the corpus and its vectors, in a directory that becomes ``out`` if the body succeeds.
 
-    Raises ``UserError`` for a wrong corpus line, an encoder or settings that do not fit, vectors
-    with NaN (naming the passages), an ``out`` that holds something else, or an unfinished build
-    of other settings.
+    Raises ``UserError`` for an invalid corpus line, an encoder or settings that do not fit, vectors
+    with NaN (names the passages), an ``out`` with other contents, or an unfinished build with other
+    settings.
     """
-    out = out.resolve()  # beside what a link leads to: that is the disk that was meant
+    out = out.resolve()  # follow links: the build directory must be on the same disk
     refuse_other_contents(out)
-    # Without the state nobody knows which corpus and encoder the vectors there are of: they go.
+    # Without its state, the corpus and encoder of an unfinished build are unknown: start over.
     is_unknown = not (partial_directory(out) / _STATE_FILE).exists()
     with resumable_beside(out, settings.is_restart or is_unknown) as directory:
         state = _read_state(directory)
@@ -130,7 +131,7 @@ def encoded_corpus(
                         raise UserError(lost)
                     logger.warning(lost)
         except UserError:
-            if state is None:  # nothing worth keeping was made yet
+            if state is None:  # nothing has been encoded yet
                 shutil.rmtree(directory)
             raise
         faiss_settings = fit_to(settings.faiss, stored.num_passages, encoders[0].dimension)
@@ -143,10 +144,10 @@ def encoded_corpus(
 
 
 def _finish(directory: Path, has_vectors: bool) -> None:
-    """Seal the index, then remove what only its build needs.
+    """Seals the index, then removes what only the build needs.
 
-    In this order: sums of a large index take minutes, and a build that is killed meanwhile goes on
-    with its vectors.
+    In this order because checksums of a large index take minutes: a build killed during that time
+    resumes with its vectors.
     """
     passing = (_STATE_FILE, *(() if has_vectors else (VECTORS_DIR,)))
     seal(directory, without=(LOCK_FILE, *passing))
@@ -163,10 +164,10 @@ def _warn_of_unread_scripts(store: CorpusStore, encoder: SentenceEncoder) -> Non
 
 
 def _what_is_cut(store: CorpusStore, encoder: SentenceEncoder) -> str | None:
-    """A sentence about passages that the encoder does not read to their end; None without any."""
+    """A sentence about passages longer than the encoder reads; None if there are none."""
     spec = encoder.spec
     num_passages = num_tokens = num_lost = longest = 0
-    its_id = ""
+    longest_id = ""
     for first in range(0, len(store), _COUNTED_ROWS):
         passages = [store.passage(row) for row in range(first, len(store))[:_COUNTED_ROWS]]
         texts = [passage_text(spec.passage_template, passage) for passage in passages]
@@ -174,22 +175,22 @@ def _what_is_cut(store: CorpusStore, encoder: SentenceEncoder) -> str | None:
             num_passages, num_tokens = num_passages + (lost > 0), num_tokens + length
             num_lost += lost
             if lost > longest:
-                longest, its_id = lost, passage.id
+                longest, longest_id = lost, passage.id
     if not num_passages:
         return None
     return (
-        f"{num_passages:,} of {len(store):,} passages are longer than the {spec.max_length} tokens "
-        f"that {spec.model} reads, and {num_lost:,} of their {num_tokens:,} tokens are lost to the "
-        f"index (most in {its_id!r}); raise --max-length, or split them into shorter passages"
+        f"{num_passages:,} of {len(store):,} passages are longer than the {spec.max_length} "
+        f"tokens that {spec.model} reads, so the index lacks {num_lost:,} of their {num_tokens:,} "
+        f"tokens (most in {longest_id!r}); raise --max-length, or split them into shorter passages"
     )
 
 
 def _open_encoders(settings: DenseBuild, state: _State | None) -> Sequence[SentenceEncoder]:
-    """One encoder a device, all of one spec; an unfinished build's numbers are kept."""
+    """One encoder per device, all with the same spec; a resumed build keeps its dtype."""
     from forage.retrieval.vectors.sentence_encoder import open_encoder
 
     if len(set(settings.devices)) < len(settings.devices):
-        raise UserError(f"--device names one twice: {', '.join(settings.devices)}")
+        raise UserError(f"--device lists a device twice: {', '.join(settings.devices)}")
     choice = settings.encoder
     if state is not None:
         choice = replace(choice, dtype=choice.dtype or state.encoder.dtype)
@@ -203,22 +204,22 @@ def _open_encoders(settings: DenseBuild, state: _State | None) -> Sequence[Sente
 def _store_corpus(
     corpus: Path, directory: Path, spec: EncoderSpec, state: _State | None, show_progress: bool
 ) -> StoredCorpus:
-    """The plain copy of the corpus, and the state of the build over it."""
+    """Copies the corpus into the build directory and writes the build's state."""
     source = _look_at(corpus)
     if state is not None:
         _require_same_encoder(directory, state.encoder, spec)
         if source is not None and source == state.source:
-            logger.info("going on with the unfinished build in %s", directory)
+            logger.info("resuming the unfinished build in %s", directory)
             return StoredCorpus(state.num_passages, state.num_bytes, state.sha256)
-        # The copy is written anew: until it is known to be the same, no file may stand for it.
+        # The copy is about to be rewritten: until it is verified, it matches no file.
         no_source = state.model_copy(update={"source": None})
         write_whole_text(directory / _STATE_FILE, no_source.model_dump_json())
     with build_progress("reading passages", None, show_progress) as advance:
         stored = build_store(corpus, directory, lambda _: advance(1))
     if state is not None and stored.sha256 != state.sha256:
         raise UserError(
-            f"{directory} holds an unfinished build of another corpus than this one; "
-            "give --restart to begin anew"
+            f"{directory} contains an unfinished build of another corpus; give --restart to start "
+            "over"
         )
     state = _State(
         source=source,
@@ -237,8 +238,8 @@ def _require_same_encoder(directory: Path, before: EncoderSpec, now: EncoderSpec
     if differing:
         name = differing[0]
         raise UserError(
-            f"{directory} holds an unfinished build whose encoder has {name} {old[name]!r}, this "
-            f"one has {new[name]!r}; finish it with the same settings, or give --restart"
+            f"{directory} contains an unfinished build whose encoder has {name} {old[name]!r}, "
+            f"but now it is {new[name]!r}; finish it with the same settings, or give --restart"
         )
 
 
@@ -259,7 +260,7 @@ def _read_state(directory: Path) -> _State | None:
         return _State.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
         raise UserError(
-            f"{path} is of another version of Forage; give --restart to begin anew"
+            f"{path} was written by another version of Forage; give --restart to start over"
         ) from error
 
 
@@ -271,7 +272,7 @@ def _encode(
     settings: DenseBuild,
     show_progress: bool,
 ) -> VectorShards:
-    """The vectors of the corpus on disk; those that an earlier try finished are kept."""
+    """Encodes the corpus; keeps the shards that an earlier attempt finished."""
     layout = ShardLayout(
         num_rows=len(store),
         dimension=encoders[0].dimension,
@@ -281,7 +282,7 @@ def _encode(
     vectors = create_vectors(directory / VECTORS_DIR, layout)
     damaged = vectors.drop_damaged()
     if damaged:
-        logger.warning("%d damaged shards of vectors are made again", len(damaged))
+        logger.warning("encoding %d damaged shards again", len(damaged))
     missing = vectors.missing()
     done = layout.num_rows - sum(len(layout.rows(shard)) for shard in missing)
     if done:

@@ -1,9 +1,9 @@
-"""What turns texts into vectors: the protocol, and the settings that belong to an index.
+"""The encoder protocol, and the encoder settings that are part of an index.
 
-Pooling, prefixes and normalisation are part of what an index is made of. They are decided once,
-when it is built (``settle``: the user's word comes first, then the model's own files, then the
-published settings of its family), written into its manifest as an ``EncoderSpec``, and taken from
-there when it is served. ``forage.retrieval.vectors.sentence_encoder`` loads models.
+Pooling, prefixes and normalisation determine an index's vectors. They are decided once, when the
+index is built (``settle``: the user's choice, then the model's own files, then the published
+settings of its family), stored in the manifest as an ``EncoderSpec``, and read from there when the
+index is served. ``forage.retrieval.vectors.sentence_encoder`` loads models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUOTED_TITLE = '"{title}"\n{text}'
 _PLACEHOLDER = re.compile(r"\{(title|text)\}")  # not str.format: braces in a title are text
 _NAMED_IDS = 5
 
-# Longer inputs cost time and passages have about 100 words; --max-length raises it.
+# Passages have about 100 words and longer inputs cost time; --max-length raises it.
 MAX_LENGTH = 512
 
 Task = Literal["query", "document"]
@@ -49,11 +49,11 @@ _ASK = "Given a web search query, retrieve relevant passages that answer the que
 
 
 class EncoderSpec(Strict):
-    """A model and everything that decides which vector it gives a text.
+    """A model and everything that determines the vector of a text.
 
-    ``pooling`` is "own" where the model's modules do something that no option describes.
-    ``fingerprint`` is a digest of the model's files, ``revision`` a commit of the hub (None for a
-    local directory). ``query_model`` is the encoder of queries where it is another one (DPR).
+    ``pooling`` is "own" if the model's modules do something that no option describes.
+    ``fingerprint``: a digest of the model's files. ``revision``: a commit on the hub (None for a
+    local directory). ``query_model``: the encoder of queries, if that is another model (DPR).
     """
 
     model: str
@@ -76,7 +76,7 @@ class EncoderSpec(Strict):
 
 @dataclass(frozen=True, slots=True)
 class EncoderChoice:
-    """What the user says about an encoder; None leaves it to the model's files, then its family."""
+    """The user's encoder settings; None defers to the model's files, then to its family."""
 
     model: str
     revision: str | None = None
@@ -94,7 +94,7 @@ class EncoderChoice:
 
 
 class Encoder(Protocol):
-    """Texts to vectors; called from one thread at a time."""
+    """Turns texts into vectors; called from one thread at a time."""
 
     @property
     def spec(self) -> EncoderSpec: ...
@@ -103,23 +103,23 @@ class Encoder(Protocol):
     def dimension(self) -> int: ...
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [B, D], prefixed and normalised as the spec says; B may be 0."""
+        """float32 [B, D], with prefix and normalisation as in the spec; B may be 0."""
         ...
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [B, D]; ``texts`` come from ``passage_text``."""
+        """float32 [B, D]; ``texts`` are results of ``passage_text``."""
         ...
 
 
 def choice_of(spec: EncoderSpec) -> EncoderChoice:
-    """The choice that leads to ``spec`` again."""
+    """The choice that results in ``spec`` again."""
     return EncoderChoice(
         **spec.model_dump(exclude={"fingerprint", "query_fingerprint", "dimension"})
     )
 
 
 def passage_text(template: str, passage: Passage) -> str:
-    """What is encoded of a passage: the template filled in, the text alone where it has no title.
+    """The text that is encoded for a passage: the filled-in template, or the text if untitled.
 
     ``'"{title}"\\n{text}'`` and ("Ada", "Born 1815.") give ``'"Ada"\\nBorn 1815.'``.
     """
@@ -130,35 +130,36 @@ def passage_text(template: str, passage: Passage) -> str:
 
 
 def check_template(template: str) -> None:
-    """Raise ``UserError`` unless ``{text}`` occurs once and ``{title}`` at most once."""
+    """Raises ``UserError`` unless ``{text}`` occurs once and ``{title}`` at most once."""
     found = _PLACEHOLDER.findall(template)
     if found.count("text") != 1 or found.count("title") > 1:
         raise UserError(
-            f"the passage template {template!r} needs {{text}} once and {{title}} at most once"
+            f"the passage template {template!r} must contain {{text}} once and {{title}} at most "
+            "once"
         )
 
 
 def bad_rows(vectors_BD: np.ndarray) -> list[int]:
-    """The rows that hold NaN or infinity."""
+    """The rows that contain NaN or infinity."""
     return np.flatnonzero(~np.isfinite(vectors_BD).all(axis=1)).tolist()
 
 
 def require_finite(vectors_BD: np.ndarray, ids: Sequence[str], spec: EncoderSpec) -> None:
-    """Raise ``UserError`` that names the passages whose vectors hold NaN or infinity."""
+    """Raises ``UserError`` that names the passages whose vectors contain NaN or infinity."""
     wrong = bad_rows(vectors_BD)
     if not wrong:
         return
     named = ", ".join(repr(ids[row]) for row in wrong[:_NAMED_IDS])
     more = f" and {len(wrong) - _NAMED_IDS} more" if len(wrong) > _NAMED_IDS else ""
     raise UserError(
-        f"{spec.model} in {spec.dtype} gave vectors with NaN or infinity for the passages {named}"
-        f"{more}; float16 overflows in some models: try --dtype bfloat16 or --dtype float32"
+        f"{spec.model} in {spec.dtype} returned NaN or infinity for the passages {named}{more}; "
+        "float16 overflows in some models: try --dtype bfloat16 or --dtype float32"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the models of a family were trained to be used."""
+    """How a family of models was trained to be used."""
 
     name: str
     pattern: str
@@ -169,7 +170,7 @@ class Family:
     passage_template: str = QUOTED_TITLE
 
 
-# The first pattern that is found decides, so the special stands before the general.
+# The first matching pattern wins, so specific patterns precede general ones.
 _FAMILIES = (
     # https://huggingface.co/intfloat/e5-mistral-7b-instruct
     Family("E5 Mistral", r"e5-mistral", "lasttoken", True, f"Instruct: {_ASK}\nQuery: "),
@@ -203,19 +204,19 @@ _FAMILIES = (
 
 
 def family_of(model: str) -> Family | None:
-    """The family of a model, by its id or its directory's name; None where none is known."""
+    """The family of a model, from its id or directory name; None if unknown."""
     name = model.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
     return next((family for family in _FAMILIES if re.search(family.pattern, name)), None)
 
 
 def question_encoder_of(model: str) -> str | None:
-    """The id of the encoder that a passage encoder of DPR was trained with, else None."""
+    """The question encoder trained with this DPR passage encoder; None for other models."""
     name, num_replaced = re.subn("dpr-ctx(?=[_-]encoder)", "dpr-question", model)
     return name if num_replaced else None
 
 
 def settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:
-    """The spec of a chosen encoder; the loaded model completes dimension, length and numbers."""
+    """The spec of a chosen encoder; loading the model adds dimension, length and dtype."""
     family = family_of(choice.model)
     own = files.read_json("config_sentence_transformers.json") or {}
     modules = files.read_json("modules.json")
@@ -223,8 +224,8 @@ def settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:
     check_template(template)
     if modules is None and family is None and choice.pooling is None:
         logger.warning(
-            "%s says nothing of its pooling and belongs to no family known here: "
-            "mean pooling and unit length are used; see --pooling and --no-normalise",
+            "%s does not state its pooling and belongs to no known family; using mean pooling "
+            "and unit length (see --pooling and --no-normalise)",
             choice.model,
         )
     return EncoderSpec(
@@ -247,7 +248,6 @@ def settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:
 
 
 def _first(*values: Any) -> Any:
-    """The first that is not None."""
     return next(value for value in values if value is not None)
 
 
@@ -255,7 +255,7 @@ def _prefix(said: str | None, own: dict[str, Any], task: Task, family: Family | 
     if said is not None:
         return said
     prompts = own.get("prompts") or {}
-    # "" for both sides is what the library writes where nobody set any: it says nothing.
+    # The library writes "" for both sides if no prompt was set.
     if any(prompts.values()):
         return next((prompts[name] for name in _PROMPT_NAMES[task] if prompts.get(name)), "")
     if family is None:
@@ -266,7 +266,7 @@ def _prefix(said: str | None, own: dict[str, Any], task: Task, family: Family | 
 def _normalises(
     choice: EncoderChoice, own: dict[str, Any], modules: Any, family: Family | None
 ) -> bool:
-    """Unit length by the user's word, a Normalize module, the model's similarity, or the family."""
+    """Whether vectors get unit length: by user choice, Normalize module, similarity, or family."""
     if choice.normalise is not None:
         return choice.normalise
     if modules and any(module["type"].endswith("Normalize") for module in modules):

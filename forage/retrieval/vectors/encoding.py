@@ -1,8 +1,7 @@
-"""The vectors of a corpus: shard after shard, by as many encoders as there are devices.
+"""Encodes a corpus shard by shard, with one encoder per device.
 
-Shards are taken from a queue by one thread a device, each with an encoder of its own. Within a
-shard passages are encoded in the order of their length, so that a batch pads little, and stored in
-the order of their rows.
+One thread per device takes shards from a queue. Within a shard, passages are encoded in order of
+length, to reduce padding, and stored in order of their rows.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from forage.data.corpus_store import CorpusStore
 from forage.retrieval.vectors.encoder import Encoder, passage_text, require_finite
 from forage.retrieval.vectors.vector_shards import VectorShards
 
-# So many passages between two reports of progress; a multiple of what an encoder takes at once.
+# Passages between two progress reports; a multiple of an encoder's batch.
 _STEP_ROWS = 1024
 
 
@@ -27,9 +26,9 @@ def encode_corpus(
     encoders: Sequence[Encoder],
     on_rows: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Write the missing shards, one thread an encoder; raises the first error of any thread.
+    """Writes the missing shards, one thread per encoder; raises the first error of any thread.
 
-    ``on_rows`` is called with the passages just encoded, from any thread.
+    ``on_rows`` is called with the number of passages just encoded, from any thread.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     for shard in vectors.missing():
@@ -45,7 +44,7 @@ def encode_corpus(
                 vectors.write(shard, _encode_rows(store, rows, encoder, on_rows, stop))
         except (queue.Empty, _Stopped):
             return
-        except BaseException as error:  # carried to the caller's thread, which raises it
+        except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
             stop.set()
 
@@ -53,7 +52,7 @@ def encode_corpus(
     for thread in threads:
         thread.start()
     try:
-        work(encoders[0])  # this thread works too: a Ctrl-C arrives here
+        work(encoders[0])  # this thread works too, so that Ctrl-C arrives here
         for thread in threads:
             thread.join()
     finally:
@@ -65,7 +64,7 @@ def encode_corpus(
 
 
 class _Stopped(Exception):
-    """Another thread has failed."""
+    """Another thread failed."""
 
 
 def _encode_rows(

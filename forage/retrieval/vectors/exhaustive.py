@@ -1,6 +1,6 @@
-"""Exact search in float32 vectors that lie row after row, for many queries at once.
+"""Exact search in float32 vectors stored row after row, for many queries at once.
 
-``faiss_index.py`` takes it where FAISS's own search of a flat index is slower.
+``faiss_index.py`` uses it if FAISS's own search of a flat index would be slower.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import torch
 
 from forage.hardware import choose_matmul_kernel
 
-_BLOCK_SCORES = 2**20  # rows of a block x queries: four megabytes
+_BLOCK_SCORES = 2**20  # scores in a block: four megabytes
 _MIN_BLOCK_ROWS, _MAX_BLOCK_ROWS = 2**10, 2**14
 
 
 class ExhaustiveSearch:
-    """Many queries at once: the largest inner products in float32, a block of rows at a time.
+    """Finds the largest inner products in float32, one block of rows at a time.
 
-    FAISS multiplies with the BLAS that its package carries, which does not know every processor:
-    torch is several times faster on a batch (benchmarks/dense.md), and no faster on few queries.
+    FAISS multiplies with its bundled BLAS, which is not tuned for every processor: torch is several
+    times as fast on a batch (benchmarks/dense.md), and no faster on a few queries.
     """
 
     def __init__(self, vectors_ND: np.ndarray) -> None:
-        """``vectors_ND`` are float32, and not copied: they may be mapped from a file."""
+        """``vectors_ND`` float32, not copied: they may be mapped from a file."""
         choose_matmul_kernel()
         self._vectors_ND = torch.from_numpy(vectors_ND)
 
     def search(self, queries_BD: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores float32 and rows int64 [B, K], best first, ties by the lower row.
 
-        K is ``topk``, which is not more than there are rows.
+        K is ``topk``, which must not exceed the number of rows.
         """
         queries = torch.from_numpy(np.ascontiguousarray(queries_BD, dtype=np.float32))
         wanted = _BLOCK_SCORES // max(len(queries), 1)
@@ -47,9 +47,9 @@ class ExhaustiveSearch:
 
 
 def _best_of_block(scores_BN: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best scores and their rows [B, topk], of equal scores the lower rows, by row.
+    """The best scores and their rows [B, topk], sorted by row; ties by the lower row.
 
-    Equal passages have equal vectors: without care, which of them is found would be chance.
+    Equal passages have equal vectors, so ties are common and must be broken deterministically.
     """
     scores, rows = scores_BN.topk(topk)
     is_tied = (scores_BN >= scores[:, -1:]).sum(1) > topk

@@ -1,8 +1,8 @@
-"""FAISS: the only file that imports it. Builds an index from vectors on disk, opens one, searches.
+"""The only file that imports FAISS: builds an index from vectors on disk, opens and searches it.
 
-Opened indexes are memory-mapped, so that a start takes no time and several servers share one copy.
-Flat and 8-bit indexes are written as a stream, shard by shard; the others are built in memory.
-Encoders, passages and re-scoring are ``forage.retrieval.vectors.dense``'s.
+Opened indexes are memory-mapped, so a server starts at once and several share one copy. Flat and
+8-bit indexes are written as a stream, shard by shard; the others are built in memory.
+``forage.retrieval.vectors.dense`` handles encoders, passages and rescoring.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from forage.retrieval.vectors.faiss_settings import (
 )
 from forage.retrieval.vectors.vector_shards import VectorShards
 
-# FAISS's classes come out of a generator, without types.
+# FAISS's classes are generated and have no types.
 faiss: Any = _faiss
 
 Metric = Literal["inner_product", "l2"]
 
 _CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
-_COUNT_AT = 8  # of the rows, in the header of every index file
+_COUNT_AT = 8  # offset of the row count in the header of every index file
 _GPU_BLOCK_ROWS = 2**16
-_MIN_QUERIES = 8  # below, FAISS's own search is as fast
+_MIN_QUERIES = 8  # below this, FAISS's own search is as fast
 
 
 class FaissIndex:
-    """An opened index: rows and scores, higher is better."""
+    """An opened index: returns rows and scores, higher is better."""
 
     def __init__(self, index: Any) -> None:
-        """Use ``open_faiss``; ``structure`` is FAISS's class, "IndexFlatIP" for example."""
+        """Use ``open_faiss``; ``structure`` is FAISS's class, such as "IndexFlatIP"."""
         self._index = index
         self.dimension = int(index.d)
         is_l2 = index.metric_type == faiss.METRIC_L2
@@ -57,7 +57,7 @@ class FaissIndex:
         return int(self._index.ntotal)
 
     def search(self, vectors_BD: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores float32 and rows int64, both [B, K]; a row of -1 where there is none.
+        """Scores float32 and rows int64, both [B, K]; row -1 means no result.
 
         K is ``topk`` or the size of the index. L2 gives the negative squared distance.
         """
@@ -68,7 +68,7 @@ class FaissIndex:
         return (-scores_BK if self.metric == "l2" else scores_BK), rows_BK
 
     def reconstruct(self, rows: Sequence[int]) -> np.ndarray:
-        """The stored vectors of ``rows``, as exact as the index keeps them, float32 [B, D]."""
+        """The stored vectors of ``rows``, float32 [B, D], as exact as the index keeps them."""
         inner = faiss.downcast_index(self._index)
         if isinstance(inner, faiss.IndexIVF):
             inner.make_direct_map()
@@ -76,7 +76,7 @@ class FaissIndex:
             return np.stack([inner.reconstruct(int(row)) for row in rows])
         except RuntimeError as error:
             raise UserError(
-                f"{self.structure} does not give its vectors back ({_reason(error)})"
+                f"{self.structure} does not return its vectors ({_reason(error)})"
             ) from error
 
 
@@ -85,12 +85,13 @@ def faiss_version() -> str:
 
 
 def open_faiss(path: Path, settings: FaissSettings, gpus: Sequence[int] = ()) -> FaissIndex:
-    """Map the index at ``path``; onto the ``gpus`` named, in float16 and sharded over them.
+    """Maps the index at ``path``, or loads it onto ``gpus``, in float16 and sharded.
 
-    Raises ``UserError`` for a damaged file, a build of FAISS without GPUs, or a GPU not there.
+    Raises ``UserError`` for a damaged file, a FAISS build without GPU support, or a missing GPU.
     """
     faiss.omp_set_num_threads(num_cores())
-    # The first maps every kind of index, and is missing from old versions; the second, lists only.
+    # The first flag maps every kind of index but is missing from old versions; the second, lists
+    # only.
     flags = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP)
     try:
         index = faiss.read_index(str(path), flags)
@@ -110,10 +111,10 @@ def build_faiss(
     path: Path,
     on_rows: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Index ``vectors`` by inner product into the file ``path``.
+    """Indexes ``vectors`` by inner product into the file ``path``.
 
-    ``on_rows`` is called with the number of rows just added.
-    Training takes a sample; memory is that of the sample and the index (flat, sq8: of a shard).
+    ``on_rows`` is called with the number of rows just added. Training uses a sample. Needs memory
+    for the sample and the index (flat, sq8: for one shard).
     """
     faiss.omp_set_num_threads(num_cores())
     layout = vectors.layout
@@ -130,27 +131,27 @@ def build_faiss(
         on_rows(len(layout.rows(shard)))
     try:
         faiss.write_index(index, str(path))
-    except RuntimeError as error:  # FAISS's own: a full disk
+    except RuntimeError as error:  # raised when the disk is full
         raise UserError(
-            f"cannot write {path} ({_reason(error)}); make room and run the same command again: "
-            "the vectors are kept"
+            f"cannot write {path} ({_reason(error)}); free some space and run the same command "
+            "again: the vectors are kept"
         ) from error
 
 
 def _empty(settings: FaissSettings, dimension: int) -> Any:
-    """An index of the kind, not trained; deterministic but for the threads of HNSW."""
+    """An untrained index of this kind; deterministic except for HNSW with several threads."""
     assert not isinstance(settings, ImportedSettings), "an imported index is not built"
     index = faiss.index_factory(dimension, _factory(settings), faiss.METRIC_INNER_PRODUCT)
     if isinstance(settings, HnswSettings):
         index.hnsw.efConstruction = settings.ef_construction
     if isinstance(settings, PqSettings | IvfPqSettings):
-        # Minutes of annealing for a search by Hamming distance, which is not ours.
+        # It takes minutes, for a search by Hamming distance that is not used here.
         index.do_polysemous_training = False
     return index
 
 
 def _factory(settings: FaissSettings) -> str:
-    """FAISS's own description of an index."""
+    """The index as FAISS's factory describes it."""
     match settings:
         case FlatSettings(storage=storage):
             return _CODECS[storage]
@@ -171,10 +172,10 @@ def _factory(settings: FaissSettings) -> str:
 def _write_stream(
     index: Any, vectors: VectorShards, path: Path, on_rows: Callable[[int], None]
 ) -> None:
-    """Write an index whose file is a header, a count and the codes, without holding the codes.
+    """Writes an index whose file is a header, a count and the codes, without holding the codes.
 
-    The header is FAISS's own, of the index while it is empty, with the counts put in. That this is
-    its format is checked against FAISS's own writer with the first vectors.
+    The header is FAISS's own for the empty index, with the counts filled in. The first vectors are
+    compared with the output of FAISS's own writer to verify the format.
     """
     few = vectors.read(0)[:2]
     header = faiss.serialize_index(index).tobytes()
@@ -182,7 +183,7 @@ def _write_stream(
     whole = faiss.serialize_index(index).tobytes()
     codes = index.sa_encode(few).tobytes()
     stated = int.from_bytes(whole[len(header) - 8 : len(header)], "little")
-    unit = len(codes) // stated  # codes are counted in bytes, or in floats of four
+    unit = len(codes) // stated  # codes are counted in bytes, or in floats of four bytes
     assert _with_counts(header, len(few), stated) + codes == whole, (
         "this version of FAISS writes another file format"
     )
@@ -202,20 +203,20 @@ def _with_counts(header: bytes, num_rows: int, num_units: int) -> bytes:
 
 
 def _set_search(index: Any, settings: FaissSettings) -> None:
-    """Set how many lists or candidates a search looks at."""
+    """Sets how many lists or candidates a search looks at."""
     inner = faiss.downcast_index(index)
     if isinstance(settings, IvfSettings | IvfPqSettings | ImportedSettings) and settings.probes:
         if not hasattr(inner, "nprobe"):
-            raise UserError(f"--probes is for lists; the index is an {type(inner).__name__}")
+            raise UserError(f"--probes is for lists, but the index is an {type(inner).__name__}")
         inner.nprobe = settings.probes
     if isinstance(settings, HnswSettings | ImportedSettings) and settings.ef_search:
         if not hasattr(inner, "hnsw"):
-            raise UserError(f"--ef-search is for HNSW; the index is an {type(inner).__name__}")
+            raise UserError(f"--ef-search is for HNSW, but the index is an {type(inner).__name__}")
         inner.hnsw.efSearch = settings.ef_search
 
 
 def _exhaustive(index: Any) -> ExhaustiveSearch | None:
-    """Another way to search float32 vectors that lie in memory (or mapped) row after row.
+    """The faster search for float32 vectors stored row after row; None for other indexes.
 
     Codes of 8 and 16 bits stay with FAISS: decoding them block by block was slower than its scan.
     """
@@ -229,15 +230,15 @@ def _exhaustive(index: Any) -> ExhaustiveSearch | None:
 
 
 def _on_gpus(index: Any, gpus: Sequence[int]) -> Any:
-    """The index in float16 on the GPUs named, its rows divided among them."""
+    """The index in float16 on the given GPUs, its rows divided among them."""
     if not hasattr(faiss, "StandardGpuResources"):
         raise UserError(
-            "this build of FAISS has no GPU support: install faiss-gpu-cu12 in the place of "
-            "faiss-cpu, or leave --gpus out"
+            "this build of FAISS has no GPU support; replace faiss-cpu by faiss-gpu-cu12, or "
+            "leave --gpus out"
         )
     absent = [gpu for gpu in gpus if not 0 <= gpu < faiss.get_num_gpus()]
     if absent:
-        raise UserError(f"there is no GPU {absent[0]} here; FAISS sees {faiss.get_num_gpus()}")
+        raise UserError(f"GPU {absent[0]} does not exist; FAISS sees {faiss.get_num_gpus()}")
     inner = faiss.downcast_index(index)
     if isinstance(inner, faiss.IndexFlat | faiss.IndexScalarQuantizer):
         return _flat_on_gpus(inner, gpus)
@@ -248,19 +249,19 @@ def _on_gpus(index: Any, gpus: Sequence[int]) -> Any:
         return faiss.index_cpu_to_gpus_list(index, co=options, gpus=list(gpus))
     except RuntimeError as error:
         raise UserError(
-            f"an {type(inner).__name__} cannot go on a GPU ({_reason(error)}); "
-            "flat, sq8, ivf and ivfpq can"
+            f"an {type(inner).__name__} cannot be moved to a GPU ({_reason(error)}); flat, sq8, "
+            "ivf and ivfpq can"
         ) from error
 
 
 def _flat_on_gpus(index: Any, gpus: Sequence[int]) -> Any:
-    """Exact search in float16: equal runs of rows on each GPU, copied block by block."""
-    shards = faiss.IndexShards(index.d, True, True)  # threaded, rows numbered through
+    """Exact search in float16: an equal run of rows on each GPU, copied block by block."""
+    shards = faiss.IndexShards(index.d, True, True)  # threaded, with consecutive row numbers
     bounds = np.linspace(0, index.ntotal, len(gpus) + 1).astype(int).tolist()
     for gpu, start, end in zip(gpus, bounds, bounds[1:], strict=False):
         config = faiss.GpuIndexFlatConfig()
         config.device, config.useFloat16 = gpu, True
-        resources = faiss.StandardGpuResources()  # a handle: the part shares what it holds
+        resources = faiss.StandardGpuResources()  # a handle, kept alive by the part
         part = faiss.GpuIndexFlat(resources, index.d, index.metric_type, config)
         for first in range(start, end, _GPU_BLOCK_ROWS):
             part.add(index.reconstruct_n(first, min(_GPU_BLOCK_ROWS, end - first)))
@@ -269,5 +270,5 @@ def _flat_on_gpus(index: Any, gpus: Sequence[int]) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """The last words of an error of FAISS, which begin with C++ signatures."""
+    """The end of a FAISS error message, which starts with C++ signatures."""
     return str(error).strip().rpartition("failed: ")[2][-200:] or type(error).__name__

@@ -1,7 +1,7 @@
-"""How vectors are searched: the settings of each FAISS index, as the manifest keeps them.
+"""The settings of each kind of FAISS index, as the manifest stores them.
 
-Memory and speed are traded for recall here; ``docs/retrieval.md`` has what each takes. FAISS itself
-is imported by ``forage.retrieval.vectors.faiss_index`` alone.
+They trade memory and speed for recall; ``docs/retrieval.md`` lists what each needs. Only
+``forage.retrieval.vectors.faiss_index`` imports FAISS.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from forage.settings import Strict
 Storage = Literal["float32", "float16", "int8"]
 RescoreDtype = Literal["float16", "int8"]
 
-# FAISS warns below 39 training vectors a centroid; a byte of product quantisation has 256.
+# FAISS warns below 39 training vectors per centroid; product quantisation has 256 per byte.
 _TRAIN_PER_CENTROID = 40
 _CENTROIDS_PER_BYTE = 256
-# How many rows FAISS is asked for: to score again, and where fewer would do.
+# Rows requested from FAISS: to be rescored, and the minimum otherwise.
 _CANDIDATES, _FEWEST = 200, 32
 
 
-_STORAGE_HELP = "numbers that the index keeps its vectors in"
-_RESCORE_HELP = "numbers that the candidates' vectors are kept in, to score them again"
-_CANDIDATES_HELP = "passages scored again from those vectors"
+_STORAGE_HELP = "data type of the stored vectors"
+_RESCORE_HELP = "data type of the vectors that rescore the candidates"
+_CANDIDATES_HELP = "passages rescored with those vectors"
 _LISTS_HELP = "lists that the vectors are divided into (about 4 sqrt(N))"
 _PROBES_HELP = "lists that a search reads"
-_CODE_BYTES_HELP = "bytes that a vector is compressed to (one for 8 dimensions)"
+_CODE_BYTES_HELP = "bytes per compressed vector (one for 8 dimensions)"
 
 
 class FaissKind(Strict):
-    """The settings of one kind of FAISS index; each description is the help of its option."""
+    """Settings of one kind of FAISS index; descriptions are the help of the options."""
 
 
 class FlatSettings(FaissKind):
-    """Exact: every vector is compared."""
+    """Exact: compares every vector."""
 
     kind: Literal["flat"] = "flat"
     storage: Literal["float32", "float16"] = Field(default="float32", description=_STORAGE_HELP)
@@ -48,12 +48,12 @@ class FlatSettings(FaissKind):
     @classmethod
     def _int8_is_sq8(cls, storage: object) -> object:
         if storage == "int8":
-            raise ValueError("flat is stored in float32 or float16; its int8 form is --backend sq8")
+            raise ValueError("flat stores float32 or float16; its int8 form is --backend sq8")
         return storage
 
 
 class Sq8Settings(FaissKind):
-    """Every vector is compared in 8 bits a component, and the best ones exactly."""
+    """Compares every vector in 8 bits per component, and the best ones exactly."""
 
     kind: Literal["sq8"] = "sq8"
     rescore: RescoreDtype | None = Field(default="float16", description=_RESCORE_HELP)
@@ -61,19 +61,19 @@ class Sq8Settings(FaissKind):
 
 
 class HnswSettings(FaissKind):
-    """A graph that is walked (https://arxiv.org/abs/1603.09320): fast, and larger than flat."""
+    """Walks a graph (https://arxiv.org/abs/1603.09320): fast, and larger than flat."""
 
     kind: Literal["hnsw"] = "hnsw"
     storage: Storage = Field(default="float32", description=_STORAGE_HELP)
-    links: Count = Field(default=64, ge=2, description="neighbours kept for each node")
+    links: Count = Field(default=64, ge=2, description="neighbours stored for each node")
     ef_construction: Count = Field(
-        default=200, ge=1, description="candidates looked at for each node while building"
+        default=200, ge=1, description="candidates examined for each node while building"
     )
-    ef_search: Count = Field(default=128, ge=1, description="candidates looked at in a search")
+    ef_search: Count = Field(default=128, ge=1, description="candidates examined in a search")
 
 
 class IvfSettings(FaissKind):
-    """Vectors in lists by their nearest centroid; a search reads the ``probes`` nearest lists."""
+    """Groups vectors by nearest centroid into lists; a search reads the ``probes`` nearest."""
 
     kind: Literal["ivf"] = "ivf"
     storage: Storage = Field(default="float32", description=_STORAGE_HELP)
@@ -82,7 +82,7 @@ class IvfSettings(FaissKind):
 
 
 class PqSettings(FaissKind):
-    """Product quantisation (``code_bytes`` a vector), the best candidates scored again exactly."""
+    """Product quantisation to ``code_bytes`` per vector; rescores the best candidates."""
 
     kind: Literal["pq"] = "pq"
     code_bytes: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_CODE_BYTES_HELP)
@@ -91,7 +91,7 @@ class PqSettings(FaissKind):
 
 
 class IvfPqSettings(FaissKind):
-    """Lists as in ivf, with product quantisation inside them, and candidates scored again."""
+    """Lists as in ivf, with product quantisation inside them; rescores the best candidates."""
 
     kind: Literal["ivfpq"] = "ivfpq"
     lists: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_LISTS_HELP)
@@ -102,7 +102,7 @@ class IvfPqSettings(FaissKind):
 
 
 class ImportedSettings(FaissKind):
-    """An index that someone else built, searched as it is; ``structure`` is its class in FAISS."""
+    """An index built by someone else, searched unchanged; ``structure`` is its FAISS class."""
 
     kind: Literal["adopted"] = "adopted"
     structure: str = ""
@@ -131,11 +131,11 @@ BUILT_KINDS: dict[str, type[FaissKind]] = {
 
 
 def fit_to(settings: FaissSettings, num_rows: int, dimension: int) -> FaissSettings:
-    """The settings with what was left open decided for a corpus; raises ``UserError``.
+    """Fills in the open settings for a corpus; raises ``UserError``.
 
-    Lists: about 4 sqrt(N), a power of two, so few that each can be learnt. Probes: one list in 64,
-    from 8 to 256. Bytes of product quantisation: one for 8 dimensions. Candidates: 32 of 8
-    bits, 200 of product quantisation.
+    Lists: about 4 sqrt(N), a power of two, few enough to train each. Probes: one list in 64,
+    between 8 and 256. Bytes of product quantisation: one for 8 dimensions. Candidates: 32 for 8
+    bits, 200 for product quantisation.
     """
     changes: dict[str, int] = {}
     if isinstance(settings, Sq8Settings | PqSettings | IvfPqSettings):
@@ -144,8 +144,8 @@ def fit_to(settings: FaissSettings, num_rows: int, dimension: int) -> FaissSetti
             changes["candidates"] = settings.candidates or few
         elif settings.candidates is not None:
             raise UserError(
-                f"--candidates {settings.candidates} has no effect where nothing is scored again; "
-                "give --rescore float16 or int8 too"
+                f"--candidates {settings.candidates} has no effect without rescoring; also give "
+                "--rescore float16 or int8"
             )
     if isinstance(settings, IvfSettings | IvfPqSettings):
         lists = settings.lists or _num_lists(num_rows)
@@ -172,7 +172,7 @@ def fit_to(settings: FaissSettings, num_rows: int, dimension: int) -> FaissSetti
 
 
 def num_training_rows(settings: FaissSettings, num_rows: int) -> int:
-    """How many vectors an index learns its centroids or ranges from; 0 where it learns nothing."""
+    """Number of vectors that an index is trained on; 0 if it needs no training."""
     wanted = 0
     if isinstance(settings, IvfSettings | IvfPqSettings):
         wanted = _TRAIN_PER_CENTROID * (settings.lists or 1)
@@ -184,7 +184,7 @@ def num_training_rows(settings: FaissSettings, num_rows: int) -> int:
 
 
 def stored_dtype(settings: FaissSettings) -> VectorDtype:
-    """In which numbers a build keeps vectors on disk: those that are needed of them later."""
+    """Data type in which a build stores vectors: as exact as later use needs."""
     rescore = rescore_dtype(settings)
     if rescore is not None:
         return rescore
@@ -192,17 +192,17 @@ def stored_dtype(settings: FaissSettings) -> VectorDtype:
 
 
 def rescore_dtype(settings: FaissSettings) -> RescoreDtype | None:
-    """The numbers from which candidates are scored again, None where they are not."""
+    """Data type of the vectors that rescore candidates; None without rescoring."""
     if isinstance(settings, Sq8Settings | PqSettings | IvfPqSettings):
         return settings.rescore
     return None
 
 
 def num_candidates(settings: FaissSettings, topk: int) -> int:
-    """How many rows to ask FAISS for.
+    """Number of rows to request from FAISS.
 
-    At least a fixed number, so that the first k of a search for more (the batcher shares one
-    search among requests) are the search for k, up to that number.
+    At least a fixed number, so that up to it the first k of a search for more are the search for k
+    (the batcher shares one search among requests).
     """
     if isinstance(settings, Sq8Settings | PqSettings | IvfPqSettings) and settings.candidates:
         return max(topk, settings.candidates)

@@ -1,9 +1,9 @@
-"""Imports a FAISS index that someone else built beside a corpus, after checking its vectors.
+"""Imports a FAISS index that someone else built for a corpus, after checking its vectors.
 
-A sample of passages is encoded again and compared with what the index holds in their rows. Where
-they differ, the usual other poolings, prefixes and title formats are tried, so that the error can
-say what to change. The FAISS file is linked, not copied (its parts, where it came in parts, are
-joined); the corpus is copied plainly, as every index keeps it.
+A sample of passages is encoded again and compared with the vectors in their rows. If they differ,
+other common poolings, prefixes and title formats are tried, so that the error can say what to
+change. The FAISS file is linked rather than copied (parts are joined); the corpus is copied, as in
+every index.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 NUM_CHECKED = 64
 _NUM_TRIED = 16
-# A few passages may have been cut elsewhere, so the tenth part that agrees least is not looked at.
+# A few passages may have been truncated differently, so the worst tenth is ignored.
 _IGNORED_PART = 0.1
-# Vectors in float16 or 8 bits agree with ours to 0.99; product quantisation keeps the direction.
+# float16 and 8-bit vectors agree with ours to 0.99; product quantisation keeps the direction.
 _MIN_COSINE, _MIN_COSINE_QUANTISED = 0.97, 0.7
 _MAX_LENGTH_DIFFERENCE = 0.05
 _PREFIXES = ("", "passage: ", "query: ")
@@ -46,7 +46,7 @@ _POOLINGS = ("mean", "cls", "lasttoken")
 
 @dataclass(frozen=True, slots=True)
 class _Agreement:
-    """How our vectors compare with the index's: cosine, and mean length of each."""
+    """How our vectors compare with the index's: cosine, and the mean length of each."""
 
     cosine: float
     stored_length: float
@@ -62,10 +62,10 @@ def import_faiss(
     device: str | None = None,
     show_progress: bool = True,
 ) -> DenseManifest:
-    """Make ``out`` an index over the FAISS ``files`` (the parts of one, in order) and ``corpus``.
+    """Makes ``out`` an index over the FAISS ``files`` (parts of one, in order) and ``corpus``.
 
-    Raises ``UserError`` where the index is damaged, has another length than the corpus, or holds
-    other vectors than the encoder gives (with the cosine, and what fits better).
+    Raises ``UserError`` if the index is damaged, its length differs from the corpus, or its vectors
+    differ from the encoder's (with the cosine, and settings that fit better).
     """
     out = out.absolute()
     refuse_other_contents(out)
@@ -76,15 +76,15 @@ def import_faiss(
         encoder = open_encoder(choice, device)
         if index.dimension != encoder.dimension:
             raise UserError(
-                f"{files[0]} holds vectors of {index.dimension} dimensions, but {choice.model} "
-                f"gives {encoder.dimension}: it is another encoder's"
+                f"{files[0]} contains vectors of {index.dimension} dimensions, but {choice.model} "
+                f"has {encoder.dimension}: another encoder built it"
             )
         with build_progress(f"reading {corpus.name}", len(index), show_progress) as advance:
             stored = build_store(corpus, directory, lambda _: advance(1))
         if stored.num_passages != len(index):
             raise UserError(
-                f"{files[0]} holds {len(index)} vectors, but {corpus} {stored.num_passages} "
-                "passages; they do not belong together"
+                f"{files[0]} contains {len(index)} vectors, but {corpus} has "
+                f"{stored.num_passages} passages; they do not belong together"
             )
         with CorpusStore(directory) as store:
             agreement = _check(store, index, encoder)
@@ -115,16 +115,16 @@ def import_faiss(
 
 
 def _take(files: Sequence[Path], path: Path, show_progress: bool) -> None:
-    """The index at ``path``: one file is linked (64 GB are not copied), parts are joined."""
+    """Puts the index at ``path``: links a single file (64 GB are not copied), joins parts."""
     absent = [file for file in files if not file.is_file()]
     if absent:
-        raise UserError(f"there is no file {absent[0]} to adopt")
+        raise UserError(f"cannot import {absent[0]}: there is no such file")
     if len(files) == 1:
         try:
             path.hardlink_to(files[0].resolve())
-        except OSError:  # another file system, or one without hard links
+        except OSError:  # on another file system, or one without hard links
             path.symlink_to(files[0].resolve())
-            logger.warning("%s is on another file system: keep it where it is", files[0])
+            logger.warning("%s is on another file system: do not move it", files[0])
         return
     with (
         path.open("wb") as out,
@@ -137,7 +137,7 @@ def _take(files: Sequence[Path], path: Path, show_progress: bool) -> None:
 
 
 def _check(store: CorpusStore, index: FaissIndex, encoder: SentenceEncoder) -> _Agreement:
-    """Compare a sample of passages; raises ``UserError`` with the measure and what fits better."""
+    """Compares a sample of passages; raises ``UserError`` with the cosine and what fits better."""
     rows = np.random.default_rng(0).choice(len(store), min(NUM_CHECKED, len(store)), replace=False)
     rows = np.sort(rows).tolist()
     passages = [store.passage(row) for row in rows]
@@ -147,19 +147,20 @@ def _check(store: CorpusStore, index: FaissIndex, encoder: SentenceEncoder) -> _
     require_finite(ours, [passage.id for passage in passages], spec)
     agreement = _compare(kept, ours)
     least = _MIN_COSINE_QUANTISED if "PQ" in index.structure else _MIN_COSINE
-    if not agreement.cosine >= least:  # NaN too
+    if not agreement.cosine >= least:  # also if it is NaN
         better = _fit_better(passages[:_NUM_TRIED], kept[:_NUM_TRIED], encoder, least)
         raise UserError(
-            f"the index does not hold the vectors that {spec.model} gives for the passages: "
-            f"cosine {agreement.cosine:.3f} over a sample of {len(rows)}, at least {least} is "
+            f"the index does not contain the vectors that {spec.model} computes for the passages: "
+            f"cosine {agreement.cosine:.3f} over a sample of {len(rows)}, but at least {least} is "
             f"needed ({spec.pooling} pooling, passage prefix {spec.passage_prefix!r}); {better}"
         )
     difference = abs(agreement.our_length / max(agreement.stored_length, 1e-12) - 1)
     if difference > _MAX_LENGTH_DIFFERENCE and "PQ" not in index.structure:
         option = "--no-normalise" if spec.normalise else "--normalise"
         raise UserError(
-            f"the index holds vectors of length {agreement.stored_length:.3f}, {spec.model} gives "
-            f"{agreement.our_length:.3f} (cosine {agreement.cosine:.3f}): give {option}"
+            f"the index contains vectors of length {agreement.stored_length:.3f}, but "
+            f"{spec.model} computes {agreement.our_length:.3f} (cosine {agreement.cosine:.3f}): "
+            f"give {option}"
         )
     return agreement
 
@@ -175,7 +176,7 @@ def _compare(kept_BD: np.ndarray, ours_BD: np.ndarray) -> _Agreement:
 def _fit_better(
     passages: Sequence[Passage], kept: np.ndarray, encoder: SentenceEncoder, least: float
 ) -> str:
-    """Which usual settings would have given these vectors, in words."""
+    """A sentence on which common settings would have resulted in these vectors."""
     poolings = _POOLINGS if encoder.spec.pooling in _POOLINGS else (encoder.spec.pooling,)
     tried: list[tuple[float, str]] = []
     for pooling, prefix, template in itertools.product(poolings, _PREFIXES, _TEMPLATES):
@@ -187,6 +188,7 @@ def _fit_better(
     if cosine >= least:
         return f"{options} gives {cosine:.3f}: try that"
     return (
-        f"of {len(tried)} poolings, prefixes and title formats tried the best ({options}) gives "
-        f"{cosine:.3f}: another model or revision, or another corpus or order of passages"
+        f"of {len(tried)} poolings, prefixes and title formats tried, the best ({options}) gives "
+        f"{cosine:.3f}: the index belongs to another model or revision, or to another corpus or "
+        "order of passages"
     )

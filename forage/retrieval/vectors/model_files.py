@@ -1,9 +1,9 @@
-"""The files of an encoder, in a directory or on the hub: found, read and fingerprinted.
+"""Finds, reads and fingerprints the files of an encoder, in a directory or on the hub.
 
-``forage.retrieval.vectors.encoder`` asks here what a model says about itself. Files of the
-hub are downloaded once into its own cache; with ``HF_HUB_OFFLINE=1`` nothing is asked for. Many
-published encoders carry ``onnx/model.onnx``, which can take the place of the torch model: tokens,
-pooling and prefixes stay what they are. Nothing is exported or optimised here.
+``forage.retrieval.vectors.encoder`` reads a model's own settings through it. Files from the hub are
+downloaded once, into the hub's cache; with ``HF_HUB_OFFLINE=1`` nothing is downloaded. Many
+published encoders include ``onnx/model.onnx``, which can replace the torch model; tokens, pooling
+and prefixes stay the same. Nothing is exported or optimised here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _BLOCK_BYTES, _NUM_BLOCKS = 2**16, 64
 
 
 class ModelFiles:
-    """One model at one revision."""
+    """The files of one model at one revision."""
 
     def __init__(self, model: str, revision: str | None = None) -> None:
-        """``model``: a directory or a hub id; raises ``UserError`` where there is none."""
+        """``model``: a directory or a hub id; raises ``UserError`` if it does not exist."""
         self.model, self._revision = model, revision
-        reason = "it is a directory without config.json"
+        reason = "the directory has no config.json"
         config = None
         try:
             config = cached_file(
@@ -44,22 +44,22 @@ class ModelFiles:
             )
         except OSError as error:
             if not Path(model).is_dir():
-                reason = f"it is no directory here, and the hub gave: {_first_line(error)}"
+                reason = f"there is no such directory, and the hub replied: {_first_line(error)}"
         if config is None:
             raise UserError(f"cannot load the encoder {model}: {reason}; check the name")
         self._config_path = Path(config)
 
     @property
     def commit(self) -> str | None:
-        """The hub's commit; None for a directory of the user's."""
+        """The hub's commit; None for a local directory."""
         if Path(self.model).is_dir():
             return None
         return self._config_path.parent.name
 
     def find(self, name: str) -> Path | None:
-        """The local path of a file of the model (downloaded first), or None where it has none.
+        """The local path of a model file (downloaded if necessary), or None if the model lacks it.
 
-        Raises ``UserError`` where the hub does not say whether it has one.
+        Raises ``UserError`` if the hub does not say whether the file exists.
         """
         is_alone = only_downloaded(self.model)
         try:
@@ -67,28 +67,29 @@ class ModelFiles:
                 self.model, name, revision=self._revision, local_files_only=is_alone
             )
         except OSError as error:
-            # Without a cause it says that the model has none; alone nobody can ask.
+            # Without a cause, the error means that the file does not exist; offline this cannot be
+            # asked.
             if is_alone or error.__cause__ is None:
                 return None
             raise UserError(
-                f"the hub does not say whether {self.model} has {name}, without which its vectors "
-                f"may be others: {_first_line(error)}; run the same command again"
+                f"the hub does not say whether {self.model} has {name}, which affects its "
+                f"vectors: {_first_line(error)}; run the same command again"
             ) from error
         return None if found is None else Path(found)
 
     def read_json(self, name: str) -> Any:
-        """What a JSON file of the model holds, or None where it has none."""
+        """The content of a JSON file of the model, or None if the model lacks it."""
         path = self.find(name)
         return None if path is None else json.loads(path.read_text(encoding="utf-8"))
 
     def fingerprint(self) -> str:
-        """A digest of configuration, vocabulary and weights; of large files, of samples of them."""
+        """A digest of configuration, vocabulary and weights; large files are sampled."""
         digest = sha256()
         for name in _SETTINGS:
             self._digest(digest, name)
         for name in _WEIGHTS:
             if self._digest(digest, name):
-                break  # the same weights may lie beside in an older format, on this machine only
+                break  # another copy of the same weights may exist only here
         return digest.hexdigest()[:16]
 
     def _digest(self, digest: Any, name: str) -> bool:
@@ -104,10 +105,10 @@ class ModelFiles:
 
 
 class OnnxModel(torch.nn.Module):
-    """Token ids to ``last_hidden_state``, as the torch model that it stands for."""
+    """Maps token ids to ``last_hidden_state``, like the torch model that it replaces."""
 
     def __init__(self, path: Path, config: Any) -> None:
-        """``config`` is the torch model's; raises ``UserError`` for a file that is no model."""
+        """``config``: the torch model's; raises ``UserError`` if the file is not a model."""
         super().__init__()
         try:
             import onnxruntime
@@ -119,14 +120,14 @@ class OnnxModel(torch.nn.Module):
             self._session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # the library's own classes, one for each way to be broken
+        except Exception as error:  # the library has a class for each cause
             raise UserError(f"cannot load the ONNX model {path}: {error}") from error
         self._inputs = {value.name for value in self._session.get_inputs()}
         self._output = self._session.get_outputs()[0].name
         self.config = config
 
     def forward(self, **features: Any) -> dict[str, torch.Tensor]:
-        """The features that the model takes; float32 [B, T, D] under ``last_hidden_state``."""
+        """Runs the model on the inputs it takes; float32 [B, T, D] under ``last_hidden_state``."""
         given = {
             name: value.numpy()
             for name, value in features.items()
@@ -139,7 +140,7 @@ class OnnxModel(torch.nn.Module):
 
 
 def _sample(path: Path) -> list[bytes]:
-    """The whole of a small file; blocks spread evenly over a large one, its end included."""
+    """All of a small file; blocks spread evenly over a large one, including its end."""
     size = path.stat().st_size
     if size <= _HASHED_WHOLE_BYTES:
         return [path.read_bytes()]
@@ -156,18 +157,20 @@ def _first_line(error: Exception) -> str:
 
 
 def unwrap_dpr(files: ModelFiles, directory: Path) -> str:
-    """A copy, in ``directory``, of the plain BERT inside a DPR encoder.
+    """Writes the BERT model inside a DPR encoder to ``directory``.
 
-    Loaded as they are, DPR's passage encoders get random weights: the library's automatic class
-    for them is that of the question encoder.
+    Loaded directly, DPR passage encoders would get random weights: the library's automatic class
+    for them is the question encoder's.
     """
     [architecture] = files.read_json("config.json")["architectures"]
     if architecture not in ("DPRContextEncoder", "DPRQuestionEncoder"):
-        raise UserError(f"{files.model} is a {architecture!r}; a DPR encoder is needed")
+        raise UserError(f"{files.model} is a {architecture!r}, not a DPR encoder")
     dpr = getattr(transformers, architecture).from_pretrained(files.model, revision=files.commit)
     inner = dpr.ctx_encoder if hasattr(dpr, "ctx_encoder") else dpr.question_encoder
     if dpr.config.projection_dim:
-        raise UserError(f"{files.model} projects its vectors; only DPR without it can be loaded")
+        raise UserError(
+            f"{files.model} projects its vectors; only DPR without projection can be loaded"
+        )
     bert = inner.bert_model
     values = dpr.config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
     bert.config = transformers.BertConfig.from_dict(values)

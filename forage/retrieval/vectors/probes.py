@@ -1,9 +1,9 @@
-"""What a few texts tell of an encoder before it is trusted with all of them.
+"""Tests an encoder on a few texts before it is trusted with all of them.
 
-Which numbers it computes in on a CPU (bfloat16 is measured against float32, for speed and for
-closeness), whether its tokenizer knows the scripts of a corpus, and whether it still gives the
-vectors that an index was built with: an index keeps those of its probe texts. Models are loaded by
-``forage.retrieval.vectors.sentence_encoder``.
+It decides the dtype on a CPU (bfloat16 is compared with float32 for speed and closeness), whether
+the tokenizer knows the scripts of a corpus, and whether the encoder still returns the vectors that
+an index was built with: an index stores those of its probe texts.
+``forage.retrieval.vectors.sentence_encoder`` loads models.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PROBES_FILE = "probes.npy"
 NUM_PROBES = 4
 
 _PROBE_CHARS = 300
-# Two number formats of one encoder agree to 0.999; another pooling or prefix gives less than this.
+# Two dtypes of one encoder agree to 0.999; another pooling or prefix gives less than this.
 _MIN_PROBE_COSINE = 0.98
 
-# Processors with AVX512-BF16 or AMX multiply bfloat16 two to four times as fast as float32, others
-# much slower.
+# Processors with AVX512-BF16 or AMX multiply bfloat16 two to four times as fast as float32; on
+# others it is much slower.
 MIN_COSINE, MIN_SPEEDUP = 0.999, 1.15
 
 _SENTENCES = (
@@ -49,23 +49,23 @@ PROBE_TEXTS = tuple(
     for start in range(24)
 )
 
-# Letters a token: encoders that know a script have 2 to 4, those that do not 1 or less. Where a
-# letter is a syllable or a word, one a token is much, and bytes of one are little.
+# Letters per token: 2 to 4 if an encoder knows the script, 1 or less otherwise. If letters are
+# syllables or words, one per token is a lot, and bytes of one are few.
 _LEAST_LETTERS, _LEAST_SYLLABLES = 1.3, 0.6
 _SYLLABLES = frozenset({"CJK", "KANA", "HANGUL"})
 _MOST_UNKNOWN = 0.1
-# A script in fewer of the passages is left to chance.
-_SHARE_SAID = 0.1
+# Scripts in a smaller share of the passages are ignored.
+_MIN_SHARE = 0.1
 
 
 def probe_texts(store: CorpusStore) -> list[str]:
-    """The beginnings of a few passages, spread over the corpus, as queries."""
+    """The starts of a few passages, spread over the corpus, used as queries."""
     rows = np.linspace(0, len(store) - 1, NUM_PROBES).astype(int).tolist()
     return [store.passage(row).text[:_PROBE_CHARS] for row in rows]
 
 
 def write_probes(store: CorpusStore, encoder: Encoder, directory: Path) -> None:
-    """Keep the vectors of ``probe_texts``: an encoder that serves the index has to give them."""
+    """Stores the vectors of ``probe_texts``, which every encoder of the index must reproduce."""
     texts = probe_texts(store)
     vectors = encoder.encode_queries(texts)
     require_finite(vectors, texts, encoder.spec)
@@ -75,10 +75,10 @@ def write_probes(store: CorpusStore, encoder: Encoder, directory: Path) -> None:
 def open_same_encoder(
     directory: Path, stated: EncoderSpec, library: str, store: CorpusStore, options: OpenOptions
 ) -> Encoder:
-    """The encoder that a manifest states, in the numbers that suit this machine.
+    """The encoder described by a manifest, in the best dtype for this machine.
 
-    ``library`` names the packages that built the index. Raises ``UserError`` where the encoder
-    cannot be opened or gives other vectors.
+    ``library``: the packages that built the index. Raises ``UserError`` if the encoder cannot be
+    opened or returns other vectors.
     """
     try:
         from forage.retrieval.vectors.sentence_encoder import open_encoder
@@ -86,12 +86,14 @@ def open_same_encoder(
         raise missing_extra(error) from error
     if stated.trust_remote_code and not options.trust_remote_code:
         raise UserError(
-            f"{directory}: its encoder {stated.model} runs code of its own; "
-            "read it, then serve with --trust-remote-code"
+            f"{directory}: its encoder {stated.model} runs custom code; read the code, then serve "
+            "with --trust-remote-code"
         )
     choice = replace(choice_of(stated), dtype=options.dtype)
     if options.encoder is not None:
-        part = "" if stated.query_model is None else "query_"  # the encoder of queries is moved
+        part = (
+            "" if stated.query_model is None else "query_"
+        )  # --encoder replaces the encoder of queries
         moved = {f"{part}model": options.encoder, f"{part}revision": None}
         choice = replace(choice, **moved)
     encoder = open_encoder(choice, options.device, is_for_queries_only=True)
@@ -110,7 +112,7 @@ def open_same_encoder(
 def _check_probes(
     directory: Path, stated: EncoderSpec, library: str, store: CorpusStore, encoder: Encoder
 ) -> None:
-    """Compare the encoder's vectors of a few texts with those from when the index was built."""
+    """Compares the encoder's vectors of the probe texts with those stored in the index."""
     path = directory / PROBES_FILE
     try:
         kept = np.load(path)
@@ -118,16 +120,16 @@ def _check_probes(
         raise UserError(f"{path} cannot be read ({error}); build the index again") from error
     found = encoder.encode_queries(probe_texts(store))
     cosine = closeness(kept, found) if kept.shape == found.shape else 0.0
-    if not cosine >= _MIN_PROBE_COSINE:  # NaN too
+    if not cosine >= _MIN_PROBE_COSINE:  # also if it is NaN
         raise UserError(
-            f"{directory}: built with {stated.model} in {stated.dtype} and "
-            f"{library}, but the encoder here gives other vectors for the same texts "
-            f"(lowest cosine {cosine:.3f}); check the model's files and the versions"
+            f"{directory}: built with {stated.model} in {stated.dtype} and {library}, but the "
+            f"encoder here returns other vectors for the same texts (lowest cosine {cosine:.3f}); "
+            "check the model's files and the versions"
         )
 
 
 def missing_extra(error: ModuleNotFoundError) -> UserError:
-    """The error for a machine without the packages of dense indexes; our own bugs pass through."""
+    """The error if a package for dense indexes is missing; raises again if the module is ours."""
     if error.name is None or error.name.partition(".")[0] == "forage":
         raise error
     return UserError(
@@ -138,7 +140,7 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
 def is_bfloat16_better(
     encode: Callable[[Sequence[str]], np.ndarray], switch_to_bfloat16: Callable[[], None]
 ) -> bool:
-    """Time and compare ``encode`` (float32 [B, D]) before and after the switch."""
+    """Times and compares ``encode`` (float32 [B, D]) before and after the switch."""
     exact, exact_s = _measure(encode)
     switch_to_bfloat16()
     rounded, rounded_s = _measure(encode)
@@ -156,9 +158,9 @@ def is_bfloat16_better(
 def num_faster(
     encode: Callable[[Sequence[str]], np.ndarray], other: Callable[[Sequence[str]], np.ndarray]
 ) -> int:
-    """The most of 1, 2, 4 and 8 questions that ``encode`` takes no longer for; 0 where it never is.
+    """The largest of 1, 2, 4 and 8 queries for which ``encode`` is no slower; 0 if it always is.
 
-    The two are called in turns, so that both meet the same noise.
+    The two alternate, so that noise affects both.
     """
     most = 0
     for num in (1, 2, 4, 8):
@@ -178,15 +180,15 @@ def num_faster(
 
 
 def closeness(left_BD: np.ndarray, right_BD: np.ndarray) -> float:
-    """The lowest cosine between the vectors of a row, less any difference in length."""
+    """The lowest cosine between corresponding rows, reduced by any difference in length."""
     products = (left_BD * right_BD).sum(axis=1)
     squares = [(vectors * vectors).sum(axis=1) for vectors in (left_BD, right_BD)]
-    # The larger square, not the product of the lengths: a vector of half the length gives a half.
+    # The larger square, not the product of the lengths: half the length gives one half.
     return float((products / np.maximum(np.maximum(*squares), 1e-12)).min())
 
 
 def _measure(encode: Callable[[Sequence[str]], np.ndarray]) -> tuple[np.ndarray, float]:
-    vectors = encode(PROBE_TEXTS)  # a warm-up: the first call allocates
+    vectors = encode(PROBE_TEXTS)  # warm-up: the first call allocates
     times: list[float] = []
     for _ in range(2):
         started = time.perf_counter()
@@ -198,19 +200,19 @@ def _measure(encode: Callable[[Sequence[str]], np.ndarray]) -> tuple[np.ndarray,
 def unread_scripts(
     texts: Sequence[str], count_tokens: Callable[[Sequence[str]], tuple[int, int]]
 ) -> str | None:
-    """A sentence about scripts that the tokenizer cannot read; None where there are none.
+    """A warning about scripts that the tokenizer cannot read; None if there are none.
 
-    An encoder of English cuts Arabic into single letters and Chinese into unknown tokens; its
-    vectors then say next to nothing (MiniLM's recall@3 on Arabic paragraphs is 0.02).
-    ``count_tokens`` gives the tokens of texts and how many of them are unknown. Latin letters are
-    not asked about: every encoder reads them, however it cuts them.
+    An English encoder splits Arabic into single letters and turns Chinese into unknown tokens, so
+    its vectors mean almost nothing (MiniLM's recall@3 on Arabic paragraphs is 0.02).
+    ``count_tokens`` returns the number of tokens of texts and how many of them are unknown. Latin
+    is not checked: every encoder reads it.
     """
     by_script: defaultdict[str, list[str]] = defaultdict(list)
     for text in texts:
         by_script[script_of(text)].append(text)
-    said: list[str] = []
+    unread: list[str] = []
     for script, its_texts in by_script.items():
-        if script in ("", "LATIN") or len(its_texts) < _SHARE_SAID * len(texts):
+        if script in ("", "LATIN") or len(its_texts) < _MIN_SHARE * len(texts):
             continue
         num_letters = sum(letter.isalpha() for text in its_texts for letter in text)
         num_tokens, num_unknown = count_tokens(its_texts)
@@ -218,10 +220,10 @@ def unread_scripts(
         if letters < (_LEAST_SYLLABLES if script in _SYLLABLES else _LEAST_LETTERS) or (
             unknown > _MOST_UNKNOWN
         ):
-            said.append(f"{script} ({letters:.1f} letters a token, {unknown:.0%} unknown)")
-    if not said:
+            unread.append(f"{script} ({letters:.1f} letters per token, {unknown:.0%} unknown)")
+    if not unread:
         return None
     return (
-        f"the encoder's tokenizer hardly knows {', '.join(said)}, which the corpus is in; it will "
-        "find little there: take an encoder that was trained on the language, or BM25"
+        f"the encoder's tokenizer hardly knows {', '.join(unread)}, which the corpus uses, so it "
+        "will find little; use an encoder trained on the language, or BM25"
     )

@@ -1,9 +1,9 @@
-"""An index whose vectors are in Qdrant: its manifest, how it is built and opened, and its search.
+"""Builds, opens and searches an index whose vectors are in Qdrant, and defines its manifest.
 
-Encoding and the store of passages are those of every index of vectors; here the vectors go from
-disk into a collection, and the manifest says where that is. Cut short, the same command goes on:
-with the passages not yet encoded, then with the points not yet stored. The client and its two modes
-are ``forage.retrieval.vectors.qdrant_collection``'s.
+Encoding and the store of passages are shared with all indexes of vectors. Here the vectors are
+copied from disk into a collection, and the manifest says where that is. An interrupted build
+resumes with the passages not encoded yet, then with the points not stored yet.
+``forage.retrieval.vectors.qdrant_collection`` wraps the client and its two modes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ QDRANT_DIR = "qdrant"
 
 
 class QdrantManifest(CommonManifest):
-    """An index of vectors in a Qdrant collection.
+    """Manifest of an index of vectors in a Qdrant collection.
 
-    ``url`` is the server's, None for the embedded mode (the collection then lies in the index
-    directory, and there are no ``settings``).
+    ``url`` is the server's. It is None in embedded mode, where the collection is part of the index
+    directory and there are no ``settings``.
     """
 
     backend: Literal["qdrant"] = "qdrant"
@@ -56,20 +56,20 @@ class QdrantManifest(CommonManifest):
 
 
 class QdrantOptions(QdrantSettings):
-    """What ``forage index --backend qdrant`` takes: where the collection is, and its settings."""
+    """Options of ``forage index --backend qdrant``: place and settings of the collection."""
 
     qdrant_url: str | None = Field(
         default=None, description="URL of a server's gRPC port; without it, the embedded mode"
     )
     collection: str = Field(
-        default="forage", description="what the collection's name on the server begins with"
+        default="forage", description="prefix of the collection's name on the server"
     )
 
     def on_server(self) -> QdrantSettings | None:
-        """A server's settings, None without one; raises ``UserError`` for those that do nothing."""
+        """A server's settings, None without one; raises ``UserError`` for unused options."""
         if self.qdrant_url is not None:
             return QdrantSettings(**self.model_dump(exclude={"qdrant_url", "collection"}))
-        for name in self.model_fields_set - {"qdrant_url"}:
+        for name in self.model_dump(exclude_defaults=True):
             raise UserError(
                 f"--{name.replace('_', '-')} has no effect here: Qdrant's embedded mode compares "
                 "with every vector; give --qdrant-url"
@@ -80,9 +80,9 @@ class QdrantOptions(QdrantSettings):
 def build_qdrant_index(
     corpus: Path, out: Path, build: DenseBuild, options: QdrantOptions, show_progress: bool = True
 ) -> QdrantManifest:
-    """Build the index, or go on with one that was cut short; raises ``UserError``.
+    """Builds the index or resumes an interrupted build; raises ``UserError``.
 
-    ``build.faiss`` decides in which numbers the vectors wait on disk.
+    ``build.faiss`` determines the data type of the vectors on disk.
     """
     settings = options.on_server()
     require_qdrant(options.qdrant_url)
@@ -105,7 +105,7 @@ def build_qdrant_index(
 def open_qdrant(
     directory: Path, manifest: QdrantManifest, store: CorpusStore, options: OpenOptions
 ) -> Backend:
-    """The backend of an index directory; raises ``UserError``."""
+    """Opens the backend of an index directory; raises ``UserError``."""
     if options.gpus:
         raise UserError("--gpus is for FAISS; the vectors of this index are in Qdrant")
     encoder = open_same_encoder(directory, manifest.encoder, manifest.library, store, options)
@@ -118,7 +118,7 @@ def open_qdrant(
 
 
 class EncodeQueries(Protocol):
-    """What searching needs of an encoder."""
+    """The part of an encoder that a search needs."""
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [B, D]; B may be 0."""
@@ -126,12 +126,12 @@ class EncodeQueries(Protocol):
 
 
 class Qdrant:
-    """A backend: queries become vectors, the collection gives rows."""
+    """A backend: the encoder turns queries into vectors, and the collection returns rows."""
 
     name = "qdrant"
 
     def __init__(self, collection: QdrantCollection, encoder: EncodeQueries) -> None:
-        """Raises ``UserError`` where the collection is missing or holds other vectors."""
+        """Raises ``UserError`` if the collection is missing or contains other vectors."""
         collection.check()
         self._collection, self._encoder = collection, encoder
         self._num_rows = collection.count()
@@ -140,12 +140,12 @@ class Qdrant:
         return self._num_rows
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
-        """At most ``topk`` rows for each query; raises ``SourceError``."""
+        """For each query at most ``topk`` rows; raises ``SourceError``."""
         if not queries:
             return []
         vectors_BD = self._encoder.encode_queries(queries)
         if not np.isfinite(vectors_BD).all():
-            raise SourceError("the encoder gave a vector that is not a number", is_temporary=False)
+            raise SourceError("the encoder returned NaN or infinity", is_temporary=False)
         return self._collection.search(vectors_BD, topk)
 
     def close(self) -> None:
@@ -159,11 +159,11 @@ def build_qdrant(
     batch_size: int = 256,
     on_rows: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Fill the collection with ``vectors(start, stop)`` (float32 [B, D]) for all rows, in batches.
+    """Fills the collection with ``vectors(start, stop)`` (float32 [B, D]) for all rows.
 
-    Batches that are there already are not asked for: an encoder is spared what an earlier,
-    interrupted build has stored. ``on_rows`` is called with the rows done by each batch. Raises
-    ``UserError`` where the server stays away or the points do not add up.
+    Batches stored by an interrupted build are not requested again. ``on_rows`` is called with the
+    number of rows in each batch. Raises ``UserError`` if the server stays unreachable or the number
+    of points is wrong at the end.
     """
     has_begun = collection.create_or_resume() > 0
     for start in range(0, num_rows, batch_size):
@@ -189,8 +189,8 @@ def _manifest(
 ) -> QdrantManifest:
     name = options.collection
     if settings is not None:
-        # A digest of what it is made of, so that another build never meets its points. hnsw_ef is
-        # how a search looks, not what it finds: it may change without a new collection.
+        # A digest of its contents, so that different builds never share points. hnsw_ef affects
+        # only searches: it may change without a new collection.
         graph = settings.model_dump_json(exclude={"hnsw_ef"})
         made_of = "\n".join([encoded.stored.sha256, encoded.spec.model_dump_json(), graph])
         name = f"{name}-{sha256(made_of.encode()).hexdigest()[:12]}"
@@ -200,7 +200,8 @@ def _manifest(
         | {
             "encoder": encoded.spec,
             "collection": name,
-            # Unit vectors: the cosine is the inner product. Others were trained for the latter.
+            # For unit vectors the cosine is the inner product; other models were trained for the
+            # latter.
             "distance": "cosine" if encoded.spec.normalise else "dot",
             "url": options.qdrant_url,
             "settings": settings,

@@ -1,9 +1,9 @@
-"""A Qdrant collection: embedded in this process (a directory), or on a server, spoken to by gRPC.
+"""Wraps Qdrant's client: a collection embedded in this process, or on a server (gRPC).
 
-It holds one point a row of the corpus, its id the row, with a vector and nothing else: passages
-stay in the index's own store. The embedded mode compares with every vector (exact, for tens of
-thousands of passages); a server has a graph, and its settings are ``QdrantSettings``. This file
-wraps the client; ``forage.retrieval.vectors.qdrant`` builds and searches with it.
+It stores one point per row of the corpus, with the row as its id and only a vector: passages stay
+in the index's own store. The embedded mode compares with every vector (exact, for tens of thousands
+of passages); a server searches a graph set up by ``QdrantSettings``.
+``forage.retrieval.vectors.qdrant`` builds and searches with it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ GRPC_PORT = 6334
 _MAX_TRIES = 6
 _TEMPORARY = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL"}
 _QUERIES_PER_REQUEST = 64
-# With quantised vectors, as many candidates are scored again from the full ones however few are
-# asked for: the first k of a search for more (up to this) are the search for k.
+# With quantised vectors, at least this many candidates are rescored with full vectors, so that up
+# to it the first k of a search for more are the search for k.
 _NUM_RESCORED = 100
 # A segment of millions of points gets its graph in one step, which takes hours.
 _STALL_S = 6 * 3600.0
-# Qdrant's own default: segments below this size are searched without a graph.
+# Qdrant's own default: smaller segments are searched without a graph.
 _INDEXING_THRESHOLD_KB = 10_000
 
 Distance = Literal["cosine", "dot"]
@@ -49,16 +49,16 @@ T = TypeVar("T")
 
 
 class QdrantSettings(Strict):
-    """A server's graph and storage; the defaults are those of the published runs."""
+    """A server's graph and storage; the defaults are those of published runs."""
 
-    m: Count = Field(default=32, ge=2, description="edges of each point in the graph")
+    m: Count = Field(default=32, ge=2, description="edges per point in the graph")
     ef_construct: Count = Field(
-        default=512, ge=4, description="candidates looked at for each point while building"
+        default=512, ge=4, description="candidates examined for each point while building"
     )
-    hnsw_ef: Count = Field(default=256, ge=1, description="candidates looked at in a search")
+    hnsw_ef: Count = Field(default=256, ge=1, description="candidates examined in a search")
     on_disk: bool = Field(default=False, description="memory-map the vectors")
     quantise: bool = Field(
-        default=False, description="search int8 copies in memory, score the best again exactly"
+        default=False, description="search int8 copies in memory, rescore the best exactly"
     )
 
 
@@ -75,18 +75,19 @@ class QdrantCollection:
         timeout_s: int = 60,
         retry_delay_s: float = 0.5,
     ) -> None:
-        """``where`` is a directory, or the URL of a server's gRPC port; raises ``UserError``.
+        """``where``: a directory, or the URL of a server's gRPC port; raises ``UserError``.
 
-        ``settings`` are a server's alone (None: the published ones). The first retry of a build
-        waits ``retry_delay_s``, each further one twice as long. A key is taken from
+        ``settings`` apply only to a server (None: the published ones). A build waits
+        ``retry_delay_s`` before its first retry, then twice as long each time. The key is read from
         ``QDRANT_API_KEY``.
         """
         from qdrant_client import models
 
         if isinstance(where, Path) and settings is not None:
             raise UserError(
-                "m, ef_construct, hnsw_ef, on_disk and quantise do nothing in Qdrant's embedded "
-                "mode, which compares with every vector; leave them out, or name a server's URL"
+                "m, ef_construct, hnsw_ef, on_disk and quantise have no effect in Qdrant's "
+                "embedded mode, which compares with every vector; leave them out, or give a "
+                "server's URL"
             )
         self._where, self._name = where, name
         self._dimension = dimension
@@ -102,13 +103,14 @@ class QdrantCollection:
         return isinstance(self._where, Path)
 
     def exists(self) -> bool:
-        """Whether the collection is there; raises ``UserError`` where the server is not."""
+        """Whether the collection exists; raises ``UserError`` if the server is unreachable."""
         return self._try(lambda: self._client.collection_exists(self._name))
 
     def create_or_resume(self) -> int:
-        """Make the collection where it is missing; the number of points that it holds already.
+        """Creates the collection if it is missing; returns the number of points it already has.
 
-        A new one makes no graph until ``finish``: one made of growing parts is made many times.
+        A new collection builds no graph until ``finish``: a growing one would be rebuilt many
+        times.
         """
         from qdrant_client import models
 
@@ -140,7 +142,7 @@ class QdrantCollection:
         return self.count()
 
     def check(self) -> None:
-        """Raise ``UserError`` unless the collection is there with our dimension and distance."""
+        """Raises ``UserError`` unless the collection exists with our dimension and distance."""
         if not self.exists():
             raise UserError(
                 f"{self._where} has no Qdrant collection {self._name!r}; build the index again"
@@ -157,11 +159,11 @@ class QdrantCollection:
             )
 
     def count(self) -> int:
-        """Points in the collection, exactly."""
+        """The exact number of points."""
         return self._try(lambda: self._client.count(self._name, exact=True)).count
 
     def has_rows(self, start: int, stop: int) -> bool:
-        """Whether every row from ``start`` to before ``stop`` has its point."""
+        """Whether every row from ``start`` up to ``stop`` (excluded) has a point."""
         found = self._try(
             lambda: self._client.retrieve(
                 self._name, range(start, stop), with_payload=False, with_vectors=False
@@ -170,7 +172,7 @@ class QdrantCollection:
         return len(found) == stop - start
 
     def add(self, start: int, vectors_BD: np.ndarray) -> None:
-        """Store the vectors of the rows from ``start`` on, in place of what those rows had."""
+        """Stores the vectors of the rows from ``start`` on, replacing existing ones."""
         from qdrant_client import models
 
         assert vectors_BD.shape[1] == self._dimension, f"vectors of {vectors_BD.shape[1]} numbers"
@@ -179,17 +181,17 @@ class QdrantCollection:
         self._try(lambda: self._client.upsert(self._name, batch, wait=True))
 
     def finish(self, num_rows: int, poll_s: float = 1.0, stall_s: float = _STALL_S) -> None:
-        """Check the number of points, then let the server make its graph and wait for it.
+        """Checks the number of points, then lets the server build its graph and waits for it.
 
-        Raises ``UserError`` where it has no graph, or does not get on with it for ``stall_s``.
+        Raises ``UserError`` if the server cannot, or makes no progress for ``stall_s``.
         """
         from qdrant_client import models
 
         found = self.count()
         if found != num_rows:
             raise UserError(
-                f"the Qdrant collection {self._name!r} at {self._where} holds {found} points, but "
-                f"the corpus {num_rows} passages; delete the collection and build again"
+                f"the Qdrant collection {self._name!r} at {self._where} has {found} points, but "
+                f"the corpus has {num_rows} passages; delete the collection and build again"
             )
         if isinstance(self._where, Path):
             return
@@ -202,16 +204,16 @@ class QdrantCollection:
             if state.status == models.CollectionStatus.RED:
                 raise UserError(f"Qdrant could not index {self._name!r}: {state.optimizer_status}")
             if state.status == models.CollectionStatus.GREY:
-                self._ask_for_graph()  # a server that was started again waits for this
+                self._ask_for_graph()  # a restarted server waits for this
             now = (state.status, state.indexed_vectors_count, state.segments_count)
             if now != last:
                 last, since = now, time.monotonic()
             elif time.monotonic() - since > stall_s:
                 raise UserError(
-                    f"Qdrant at {self._where} has not got on with the graph of {self._name!r} for "
-                    f"{stall_s / 3600:.1f} h ({state.status.value}, {state.indexed_vectors_count} "
-                    f"of {num_rows} points); look at its log, then run the command again: it goes "
-                    "on where it stopped"
+                    f"Qdrant at {self._where} has made no progress with the graph of "
+                    f"{self._name!r} for {stall_s / 3600:.1f} h ({state.status.value}, "
+                    f"{state.indexed_vectors_count} of {num_rows} points); look at its log, then "
+                    "run the command again to continue"
                 )
             time.sleep(poll_s)
 
@@ -251,7 +253,7 @@ class QdrantCollection:
         self._client.close()
 
     def _try(self, call: Callable[[], T]) -> T:
-        """Call the server, again while it is away or busy; then ``UserError``."""
+        """Calls the server and retries if it is unreachable or busy; then raises ``UserError``."""
         delay_s = self._retry_delay_s
         for tries_left in reversed(range(_MAX_TRIES)):
             try:
@@ -259,19 +261,18 @@ class QdrantCollection:
             except _errors() as error:
                 if not _is_temporary(error) or not tries_left:
                     raise UserError(
-                        f"Qdrant at {self._where} does not do as asked: {_reason(error)}; check "
-                        f"the URL (the gRPC port, {GRPC_PORT} unless changed, not the REST port) "
-                        f"and {API_KEY_VARIABLE}, then run the command again: it goes on where it "
-                        "stopped"
+                        f"the request to Qdrant at {self._where} failed: {_reason(error)}; check "
+                        f"the URL (it needs the gRPC port, {GRPC_PORT} by default, not the REST "
+                        f"port) and {API_KEY_VARIABLE}, then run the command again to continue"
                     ) from error
-                logger.warning("Qdrant: %s; trying again in %g s", _reason(error), delay_s)
+                logger.warning("Qdrant: %s; retrying in %g s", _reason(error), delay_s)
             time.sleep(delay_s)
             delay_s *= 2
         raise AssertionError("the last try returns or raises")
 
 
 def require_qdrant(url: str | None) -> None:
-    """Raise where the client is not installed or the server is not there: before hours of work."""
+    """Raises if the client is not installed or the server is unreachable: before hours of work."""
     from qdrant_client import QdrantClient  # noqa: F401 # is it installed?
 
     if url is not None:
@@ -287,10 +288,10 @@ def _connect(where: Path | str, timeout_s: int) -> Any:
 
     if isinstance(where, Path):
         try:
-            # A service opens on one thread and searches on another, one at a time.
+            # A server opens it on one thread and searches on another, one at a time.
             return QdrantClient(path=str(where), force_disable_check_same_thread=True)
         except RuntimeError as error:
-            raise UserError(f"{where} is in use by another process; end that one first") from error
+            raise UserError(f"{where} is in use by another process; stop that one first") from error
         except (OSError, ValueError, sqlite3.Error, pickle.UnpicklingError, EOFError) as error:
             raise UserError(f"{where} cannot be read ({error}); build the index again") from error
     try:
@@ -301,19 +302,19 @@ def _connect(where: Path | str, timeout_s: int) -> Any:
             prefer_grpc=True,
             api_key=os.environ.get(API_KEY_VARIABLE),
             timeout=timeout_s,
-            check_compatibility=False,  # it would ask the REST port
+            check_compatibility=False,  # it would use the REST port
         )
     except ValueError as error:
         raise UserError(f"{where!r} is not the URL of a Qdrant server: {error}") from error
 
 
 def _defer_syncs(client: Any, name: str) -> None:
-    """Let the system choose when points reach the disk: the client waits for it point by point.
+    """Lets the operating system decide when points reach the disk: the client syncs each one.
 
-    That is a dozen points a second on a busy disk. A killed build loses nothing by it; one that
-    loses its power has to begin again.
+    Syncing limits it to a dozen points per second on a busy disk. A killed build loses nothing;
+    after a power failure the build must start over.
     """
-    # There is no public way; a client that has moved its database is slow again, and nothing else.
+    # There is no public API; if a new client moves its database, it is merely slow again.
     local = getattr(client, "_client", None)
     collection = getattr(local, "collections", {}).get(name)
     database = getattr(getattr(collection, "storage", None), "storage", None)
@@ -322,7 +323,7 @@ def _defer_syncs(client: Any, name: str) -> None:
 
 
 def _port(url: str) -> int:
-    """The port that ``url`` names; Qdrant's usual one for gRPC where it names none."""
+    """The port in ``url``, or Qdrant's default gRPC port."""
     try:
         return urlsplit(url if "//" in url else f"//{url}").port or GRPC_PORT
     except ValueError as error:
@@ -330,9 +331,9 @@ def _port(url: str) -> int:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What the client raises when the server is away, busy or unwilling."""
+    """The client's exceptions if the server is unreachable, busy or refuses."""
     from qdrant_client.common.client_exceptions import QdrantException
-    from qdrant_client.connection import grpc  # type: ignore[attr-defined] # gRPC is the client's
+    from qdrant_client.connection import grpc  # type: ignore[attr-defined] # the client's gRPC
 
     return (grpc.RpcError, QdrantException)
 

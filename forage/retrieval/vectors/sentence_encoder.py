@@ -1,9 +1,9 @@
-"""Encoders through sentence-transformers: the only file that imports it for vectors.
+"""Loads and runs encoders: the only file that imports sentence-transformers for vectors.
 
 ``open_encoder`` settles every setting of an encoder into a spec
-(``forage.retrieval.vectors.encoder``) and loads the model by it. The spec of a manifest
-comes back as a choice with nothing left open, so building and serving go the same way. Vectors
-leave as float32, normalised in float32 whatever the model computes in.
+(``forage.retrieval.vectors.encoder``) and loads the model accordingly. A spec from a manifest is
+turned back into a choice that leaves nothing open, so building and serving share this path. Vectors
+are returned as float32 and normalised in float32, whatever dtype the model computes in.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ from forage.retrieval.vectors.probes import is_bfloat16_better, num_faster
 
 logger = logging.getLogger(__name__)
 
-# A batch holds texts of about this many characters in all, padding included; see
-# benchmarks/dense.md for what sorting gains.
+# Maximum characters per batch, including padding; benchmarks/dense.md shows what sorting gains.
 _CPU_BATCH_CHARS, _GPU_BATCH_CHARS = 8_000, 400_000
 _MAX_BATCH_ROWS = 512
 
 
 class SentenceEncoder:
-    """A loaded encoder; satisfies ``forage.retrieval.vectors.encoder.Encoder``."""
+    """A loaded encoder; implements ``forage.retrieval.vectors.encoder.Encoder``."""
 
     def __init__(
         self,
@@ -57,9 +56,9 @@ class SentenceEncoder:
         of_few: SentenceTransformer | None = None,
         num_few: int = 0,
     ) -> None:
-        """``passages`` may be None where only queries are encoded; use ``open_encoder``.
+        """``passages`` may be None if only queries are encoded; use ``open_encoder``.
 
-        ``of_few`` encodes up to ``num_few`` queries that come alone.
+        ``of_few``: encodes batches of up to ``num_few`` queries.
         """
         self.spec, self.dimension = spec, spec.dimension
         self._passages, self._queries = passages, queries
@@ -71,26 +70,26 @@ class SentenceEncoder:
         return str(self._queries.device)
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [B, D]; rows may hold NaN where the model gives it (see ``bad_rows``)."""
+        """float32 [B, D]; rows may contain NaN if the model returns it (see ``bad_rows``)."""
         is_few = self._of_few is not None and len(texts) <= self._num_few
         model = self._of_few if is_few and self._of_few is not None else self._queries
         if not self._has_warned:
             cut = max(_tokens_cut(model, texts, self.spec.query_prefix), default=(0, 0))
             if cut[1]:
                 self._has_warned = True
-                text = "a query of %d tokens loses its last %d: %s reads %d. No other is reported"
                 logger.warning(
-                    text, *cut, self.spec.query_model or self.spec.model, cut[0] - cut[1]
+                    "a query has %d tokens and loses its last %d: %s reads only %d (reported once)",
+                    *(*cut, self.spec.query_model or self.spec.model, cut[0] - cut[1]),
                 )
         return self._encode(model, texts, self.spec.query_prefix, "query")
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [B, D]; rows may hold NaN where the model gives it (see ``require_finite``)."""
+        """float32 [B, D]; rows may contain NaN if the model returns it (see ``require_finite``)."""
         assert self._passages is not None, "this encoder was opened for queries only"
         return self._encode(self._passages, texts, self.spec.passage_prefix, "document")
 
     def try_settings(self, texts: Sequence[str], pooling: Pooling, prefix: str) -> np.ndarray:
-        """The passages' vectors, float32 [B, D], under another pooling and prefix, once."""
+        """The passages' vectors, float32 [B, D], with another pooling and prefix."""
         assert self._passages is not None, "this encoder was opened for queries only"
         _set_pooling(self._passages, pooling)
         try:
@@ -99,9 +98,9 @@ class SentenceEncoder:
             _set_pooling(self._passages, self.spec.pooling)
 
     def count_tokens(self, texts: Sequence[str]) -> tuple[int, int]:
-        """The tokens of the texts, and how many of them stand for what the tokenizer cannot read.
+        """The number of tokens of the texts, and how many of them are unknown tokens.
 
-        Both are 0 where the model has no tokenizer of transformers.
+        Both are 0 if the model has no transformers tokenizer.
         """
         tokenizer = self._queries.tokenizer
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -111,9 +110,9 @@ class SentenceEncoder:
         return len(tokens), tokens.count(cast(int, tokenizer.unk_token_id))
 
     def tokens_cut(self, texts: Sequence[str]) -> list[tuple[int, int]]:
-        """The tokens of each passage and how many of them lie beyond ``max_length``, unread.
+        """For each passage its tokens and how many exceed ``max_length``; (0, 0) if none do.
 
-        (0, 0) where none do. ``texts`` come from ``passage_text``.
+        ``texts`` are results of ``passage_text``.
         """
         assert self._passages is not None, "this encoder was opened for queries only"
         return _tokens_cut(self._passages, texts, self.spec.passage_prefix)
@@ -134,12 +133,12 @@ class SentenceEncoder:
 def _tokens_cut(
     model: SentenceTransformer, texts: Sequence[str], prefix: str
 ) -> list[tuple[int, int]]:
-    """The tokens of each text and how many the model does not read; (0, 0) where it reads all."""
+    """The tokens of each text and how many the model does not read; (0, 0) if it reads all."""
     tokenizer, limit = model.tokenizer, model.max_seq_length
     cut = [(0, 0)] * len(texts)
     if limit is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
         return cut
-    # No token is shorter than a byte: most texts need not be cut into tokens to know.
+    # A token has at least one byte, so most texts need not be tokenized to know.
     spare = limit - tokenizer.num_special_tokens_to_add()
     rows = [
         row
@@ -175,14 +174,14 @@ def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]
 def open_encoder(
     choice: EncoderChoice, device: str | None = None, is_for_queries_only: bool = False
 ) -> SentenceEncoder:
-    """Load the encoder that ``choice`` names onto ``device`` ("cpu", "cuda:1"; None: the best).
+    """Loads the encoder that ``choice`` names onto ``device`` ("cpu", "cuda:1"; None: the best).
 
-    Raises ``UserError`` where it is not found, or a setting does not fit it.
+    Raises ``UserError`` if it does not exist, or a setting does not fit it.
     """
     device = _check_device(device)
     if device == "cpu":
-        keep_freed_memory()  # a quarter of the time went into faulting pages in again
-    if Path(choice.model).is_dir():  # the manifest is read elsewhere than it was written
+        keep_freed_memory()  # page faults took a quarter of the time
+    if Path(choice.model).is_dir():  # a manifest may be read from another directory
         choice = replace(choice, model=str(Path(choice.model).absolute()))
     files = ModelFiles(choice.model, choice.revision)
     spec = settle(choice, files)
@@ -213,10 +212,10 @@ def open_encoder(
 
 
 def _with_float32_for_few(encoder: SentenceEncoder, loaded: _Loaded) -> SentenceEncoder:
-    """The encoder, with its weights in float32 beside it where few queries are faster with them.
+    """Adds a float32 copy of the weights if it encodes a few queries faster.
 
-    Bfloat16 pays where there is much to multiply: a lone query takes longer in it (measured 1.2
-    times), because numbers are converted between all operations.
+    bfloat16 pays off in large batches; a lone query takes longer in it (1.2 times, measured),
+    because numbers are converted between operations.
     """
     spec = encoder.spec
     loaded.apply(spec.model_copy(update={"dtype": "float32"}))
@@ -229,19 +228,19 @@ def _with_float32_for_few(encoder: SentenceEncoder, loaded: _Loaded) -> Sentence
 
 
 class _Loaded:
-    """One model of an encoder, from loading it until it computes as the spec says."""
+    """One model of an encoder, from loading until it computes as its spec says."""
 
     def __init__(self, spec: EncoderSpec, files: ModelFiles, device: str) -> None:
         self.spec, self.files, self.device = spec, files, device
         self.model = _load(spec, files, device)
 
     def complete(self, choice: EncoderChoice) -> EncoderSpec:
-        """The spec with what only the loaded model tells: dimension, length, pooling, numbers."""
+        """The spec with what only the loaded model reveals: dimension, length, pooling, dtype."""
         own_length = self.model.max_seq_length or MAX_LENGTH
         if choice.max_length is not None and choice.max_length > own_length:
             raise UserError(
-                f"--max-length {choice.max_length} is beyond the {own_length} tokens that "
-                f"{self.spec.model} takes"
+                f"--max-length {choice.max_length} exceeds the {own_length} tokens that "
+                f"{self.spec.model} reads"
             )
         dimension = self.model.get_embedding_dimension()
         assert dimension is not None, "every text encoder knows its dimension"
@@ -254,15 +253,15 @@ class _Loaded:
         )
         if choice.pooling not in (None, spec.pooling):
             raise UserError(
-                f"{spec.model} has no pooling that can be set to {choice.pooling!r}; "
-                "leave --pooling out"
+                f"the pooling of {spec.model} cannot be set to {choice.pooling!r}; leave "
+                "--pooling out"
             )
         self.model.max_seq_length = spec.max_length
         dtype = choice.dtype or self._choose_dtype(spec)
         return spec.model_copy(update={"dtype": dtype})
 
     def apply(self, spec: EncoderSpec) -> None:
-        """Compute as ``spec`` says."""
+        """Makes the model compute as ``spec`` says."""
         self.model.max_seq_length = spec.max_length
         if spec.onnx_file is not None:
             return
@@ -284,14 +283,14 @@ class _Loaded:
         )
         if better:
             return "bfloat16"
-        # The weights were rounded for the measurement: take them from the files again.
+        # The measurement rounded the weights: reload them from the files.
         self.model = _load(self.spec, self.files, self.device)
         return "float32"
 
 
 def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Task) -> np.ndarray:
-    # Not the library's encode(): it sorts and splits what is one batch here, which takes a tenth of
-    # a lone query's time.
+    # Not the library's encode(): it sorts and splits what is already one batch, which takes a tenth
+    # of a lone query's time.
     features = batch_to_device(model.preprocess(texts, prompt=prefix, task=task), model.device)
     with torch.inference_mode():
         vectors = model(features, task=task)["sentence_embedding"]
@@ -299,7 +298,7 @@ def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Ta
 
 
 def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransformer:
-    """The modules in float32, pooling as the spec says, without their own last normalisation."""
+    """The modules in float32 with the spec's pooling, without their own final normalisation."""
     config = files.read_json("config.json")
     complete = complete_loading(f"the encoder {files.model}", POOLER)
     with complete, tempfile.TemporaryDirectory() as directory:
@@ -319,11 +318,11 @@ def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransfor
         except (OSError, ValueError, ImportError, SafetensorError, UnpicklingError) as error:
             hint = ""
             if "trust_remote_code" in str(error):
-                hint = "; it runs code of its own: read it, then give --trust-remote-code"
+                hint = "; it runs custom code: read the code, then give --trust-remote-code"
             raise UserError(f"cannot load the encoder {files.model}: {error}{hint}") from error
     for name, module in list(model.named_children()):
         if type(module).__name__ == "Normalize":
-            del model[int(name)]  # the spec decides, and it is done in float32
+            del model[int(name)]  # the spec decides, and it happens in float32
     _set_pooling(model, spec.pooling)
     if spec.onnx_file is not None:
         path = files.find(spec.onnx_file)
@@ -334,7 +333,7 @@ def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransfor
 
 
 def _pooling_of(model: SentenceTransformer) -> Pooling | None:
-    """The one mode of the model's one pooling module; None where there is no such thing."""
+    """The mode of the model's only pooling module; None if there is no such module."""
     found = [module for module in model if type(module).__name__ == "Pooling"]
     if len(found) != 1 or len(list(model)) != 2:
         return None
@@ -349,15 +348,15 @@ def _set_pooling(model: SentenceTransformer, pooling: Pooling) -> None:
 
 
 def _check_device(device: str | None) -> str:
-    """The device, or the first there is; raises ``UserError`` for one that is not there."""
+    """The given device, or the best available; raises ``UserError`` if it does not exist."""
     if device is None:
         return "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
         kind = torch.device(device)
     except RuntimeError as error:
-        raise UserError(f"unknown device {device!r}; cpu, cuda:0, cuda:1 ... are known") from error
+        raise UserError(f"unknown device {device!r}; use cpu, cuda:0, cuda:1 ...") from error
     if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"there is no device {device} here: torch sees {torch.cuda.device_count()} GPUs"
+            f"device {device} does not exist: torch sees {torch.cuda.device_count()} GPUs"
         )
     return device

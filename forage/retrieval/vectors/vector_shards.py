@@ -1,9 +1,9 @@
-"""The vectors of a corpus on disk, in shards that are whole or not there.
+"""Stores the vectors of a corpus on disk, in shards that are either complete or absent.
 
-A build writes them shard by shard and goes on after a kill with those that are missing; a
-compressed index then scores its candidates again from them. float16 halves float32 and loses
-nothing that matters to a ranking; int8 halves it again (one scale a vector). Where vectors come
-from, and how they are searched, is not known here.
+A build writes them one by one and, after a kill, continues with the missing ones; a compressed
+index later rescores its candidates with them. float16 halves float32 without a relevant loss in
+ranking; int8 halves it again (one scale per vector). This file does not know where vectors come
+from or how they are searched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIGEST_CHARS = 16
 
 
 class ShardLayout(Strict):
-    """How many vectors of which kind, and how many of them lie in a shard (the last: the rest)."""
+    """Number, size and data type of the vectors, and how many form a (full) shard."""
 
     num_rows: int = Field(ge=1)
     dimension: int = Field(ge=1)
@@ -39,16 +39,15 @@ class ShardLayout(Strict):
         return -(-self.num_rows // self.rows_per_shard)
 
     def rows(self, shard: int) -> range:
-        """The rows of a shard."""
         start = shard * self.rows_per_shard
         return range(start, min(start + self.rows_per_shard, self.num_rows))
 
 
 class VectorShards:
-    """A directory of shards, ``00012-<checksum>.npy``, so that damage shows."""
+    """A directory of shards, ``00012-<checksum>.npy``, so that damage is detected."""
 
     def __init__(self, directory: Path, layout: ShardLayout) -> None:
-        """Use ``create`` or ``open_vectors``."""
+        """Use ``create_vectors`` or ``open_vectors``."""
         self.directory, self.layout = directory, layout
         self._paths: dict[int, Path] = {}
         self._maps: dict[int, np.ndarray] = {}
@@ -59,11 +58,11 @@ class VectorShards:
         return self.layout.num_rows
 
     def missing(self) -> list[int]:
-        """The shards that have no file."""
+        """The shards without a file."""
         return [shard for shard in range(self.layout.num_shards) if shard not in self._paths]
 
     def drop_damaged(self) -> list[int]:
-        """Read every file, delete those that do not match their checksum, and say which."""
+        """Reads every file, deletes those that do not match their checksum, and returns which."""
         damaged = [shard for shard, path in self._paths.items() if not _is_whole(path)]
         for shard in damaged:
             self._paths.pop(shard).unlink()
@@ -72,7 +71,7 @@ class VectorShards:
         return sorted(damaged)
 
     def write(self, shard: int, vectors_BD: np.ndarray) -> None:
-        """Store the rows of a shard: written aside, synced, renamed."""
+        """Stores the rows of a shard: writes a temporary file, syncs and renames it."""
         shape = (len(self.layout.rows(shard)), self.layout.dimension)
         assert vectors_BD.shape == shape, f"shard {shard} is {shape}, not {vectors_BD.shape}"
         written = self.directory / f"{shard:05d}.tmp"
@@ -114,7 +113,7 @@ class VectorShards:
 
 
 def create_vectors(directory: Path, layout: ShardLayout) -> VectorShards:
-    """The shards in ``directory``, which keeps those of the same layout that it already has."""
+    """The shards in ``directory``; existing ones with the same layout are kept."""
     directory.mkdir(exist_ok=True)
     path = directory / SHARDS_FILE
     if not path.exists() or _read_layout(directory) != layout:
@@ -125,26 +124,26 @@ def create_vectors(directory: Path, layout: ShardLayout) -> VectorShards:
 
 
 def open_vectors(directory: Path) -> VectorShards:
-    """Finished vectors; raises ``UserError`` where shards are missing or too short."""
+    """Opens finished vectors; raises ``UserError`` if shards are missing or too short."""
     vectors = VectorShards(directory, _read_layout(directory))
     missing = vectors.missing()
     if missing:
         raise UserError(
-            f"{directory} lacks {len(missing)} of {vectors.layout.num_shards} shards of vectors, "
-            f"the first is number {missing[0]}; build the index again"
+            f"{directory} lacks {len(missing)} of {vectors.layout.num_shards} shards of vectors "
+            f"(first: number {missing[0]}); build the index again"
         )
     for shard in range(vectors.layout.num_shards):
         found = vectors._map(shard)
         if len(found) != len(vectors.layout.rows(shard)):
             raise UserError(
-                f"shard {shard} of {directory} holds {len(found)} vectors instead of "
+                f"shard {shard} of {directory} has {len(found)} vectors instead of "
                 f"{len(vectors.layout.rows(shard))}; build the index again"
             )
     return vectors
 
 
 def bytes_per_vector(dimension: int, dtype: VectorDtype) -> int:
-    """On disk."""
+    """Size of a stored vector."""
     return _packed_type(dimension, dtype).itemsize * (1 if dtype == "int8" else dimension)
 
 
@@ -163,7 +162,7 @@ def _packed_type(dimension: int, dtype: VectorDtype) -> np.dtype:
 
 
 def _pack(vectors_BD: np.ndarray, dtype: VectorDtype) -> np.ndarray:
-    """float32 [B, D] as it is stored: int8 with the scale that makes the largest component 127."""
+    """float32 [B, D] as stored; the scale for int8 makes the largest component 127."""
     if dtype != "int8":
         return vectors_BD.astype(dtype)
     packed = np.empty(len(vectors_BD), dtype=_packed_type(vectors_BD.shape[1], dtype))

@@ -1,10 +1,9 @@
-"""From a text to the words that BM25 counts: the same for a passage and for a query.
+"""Turns a text into the terms that BM25 counts, in the same way for passages and queries.
 
-``plain`` is how words were cut before there were languages: runs of letters and digits. Every other
-language cuts by script (``forage.retrieval.words.scripts``), leaves out the stop words of its list
-and takes each word's stem, by Snowball (https://snowballstem.org). The manifest of an index keeps
-the language and the list of stop words, so a query is cut as its passages were, whatever list a
-later package has.
+The language ``plain`` splits a text into runs of letters and digits. Every other language splits by
+script (``forage.retrieval.words.scripts``), drops the stop words on its list, and stems each word
+with Snowball (https://snowballstem.org). An index's manifest keeps the language and the stop words,
+so queries are analyzed exactly as the passages were, even if a later package has another list.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ PLAIN_TOKENIZER, SCRIPT_TOKENIZER = "nfkc-lower-words", "nfkc-lower-words-by-scr
 
 _WORD = re.compile(r"[^\W_]+")
 # What Snowball leaves in Arabic: "and" before the article (والقاهرة, and Cairo), which light10
-# takes off (Larkey et al. 2007, https://doi.org/10.1007/978-1-4020-6046-5_12), and an ending
-# typed without its dots (القاهره), which after the article can be no pronoun.
+# removes (Larkey et al. 2007, https://doi.org/10.1007/978-1-4020-6046-5_12), and an ending typed
+# without its dots (القاهره), which cannot be a pronoun after the article.
 _ARABIC_AND_THE = re.compile(r"^[وف]ال(?=...)")
 _ARABIC_ENDING = re.compile(r"^([بك]?ال|لل)(.{2,})ه$")
 _TURKISH_CAPITALS = str.maketrans("Iİ", "ıi")
-# Stems are kept for this many distinct words of at most this length.
+# Maximum number of cached stems, and maximum length of a word that is stemmed.
 _MAX_STEMS, _MAX_STEMMED_CHARS = 2**17, 64
 
 
 class AnalyzerSpec(BaseModel):
-    """What the words of an index depend on; an index from before there were languages is plain."""
+    """Everything that determines an index's terms; the default is ``plain``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,7 +48,9 @@ class AnalyzerSpec(BaseModel):
 
     @classmethod
     def of(cls, language: str) -> Self:
-        """By today's packages; raises ``UserError`` for a language that is not known."""
+        """The spec for a language with the installed packages; raises ``UserError`` if it is
+        unknown.
+        """
         require_language(language)
         known = LANGUAGES.get(language)
         if known is None or known.stemmer is None:
@@ -63,7 +64,7 @@ class AnalyzerSpec(BaseModel):
 
     @property
     def tokenizer(self) -> str:
-        """The name of the rule that cuts texts, before stop words and stems."""
+        """The name of the rule that splits texts, before stop words and stemming."""
         return PLAIN_TOKENIZER if self.language == PLAIN else SCRIPT_TOKENIZER
 
 
@@ -71,24 +72,26 @@ PLAIN_SPEC = AnalyzerSpec()
 
 
 class Analyzer:
-    """Cuts texts as its spec says; used by one thread at a time, as Snowball's stemmers are."""
+    """Splits and stems texts as its spec says; not thread-safe, because Snowball's stemmers are
+    not.
+    """
 
     def __init__(self, spec: AnalyzerSpec) -> None:
-        """Logs a warning where the stemmer here is of another version than the spec's."""
+        """Logs a warning if the installed stemmer's version differs from the spec's."""
         self.spec = spec
         self._stems = _Stems(spec) if spec.stemmer else None
         if spec.stemmer and spec.stemmer_version != Stemmer.version():
             logger.warning(
-                "the index has stems of Snowball %s and queries get those of %s; build the index "
-                "again if known words are not found",
+                "the index was stemmed with Snowball %s, but queries are stemmed with %s; "
+                "rebuild the index if known words are not found",
                 spec.stemmer_version,
                 Stemmer.version(),
             )
 
     def of_stop_words(self) -> Analyzer | None:
-        """The analyzer for texts of stop words alone, "The Who"; None without stop words.
+        """The analyzer for texts that consist of stop words ("The Who"); None without stop words.
 
-        It leaves out all other words, and its terms are none of this one's.
+        It drops all other words, and its terms never equal this analyzer's.
         """
         if not self.spec.stop_words:
             return None
@@ -97,12 +100,12 @@ class Analyzer:
         return other
 
     def words(self, text: str) -> list[str]:
-        """The words of a text that count, in its order."""
+        """The terms of a text, in order."""
         words = self.cut(text)
         return words if self._stems is None else [term for term in self.terms(words) if term]
 
     def cut(self, text: str) -> list[str]:
-        """The words of a text before stop words and stems."""
+        """The words of a text, before stop words and stemming."""
         if self.spec.language == PLAIN:
             return tokenize(text)
         if self.spec.language == "tr":
@@ -110,19 +113,21 @@ class Analyzer:
         return words_by_script(text)
 
     def terms(self, words: list[str]) -> list[str]:
-        """What words that were cut count as, one by one; empty for a stop word."""
+        """The term of each word; an empty string for a stop word."""
         if self._stems is None:
             return words
         stems = self._stems
         return [stems[word] for word in words]
 
     def cuts_as_ascii(self, text: str) -> bool:
-        """Whether the words of this text are its runs of ASCII letters and digits, made small."""
+        """Whether the words of this text are simply its lower-cased runs of ASCII letters and
+        digits.
+        """
         return text.isascii() and self.spec.language != "tr"
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-case words (runs of letters and digits) after Unicode NFKC: the analyzer ``plain``.
+    """Splits a text into lower-case runs of letters and digits after NFKC: the language ``plain``.
 
     ``"Newton's 3rd LAW"`` gives ``["newton", "s", "3rd", "law"]``.
     """
@@ -132,7 +137,7 @@ def tokenize(text: str) -> list[str]:
 
 
 class _Stems(dict[str, str]):
-    """The stem of each word that was asked for; empty for a stop word."""
+    """Caches the stem of each word; an empty string for a stop word."""
 
     def __init__(self, spec: AnalyzerSpec) -> None:
         super().__init__()
@@ -146,7 +151,7 @@ class _Stems(dict[str, str]):
         elif len(word) > _MAX_STEMMED_CHARS:
             return word
         else:
-            stem = self._stem(_mend_arabic(word) if self._is_arabic else word)
+            stem = self._stem(_normalise_arabic(word) if self._is_arabic else word)
         if len(self) >= _MAX_STEMS:
             self.clear()
         self[word] = stem
@@ -154,7 +159,7 @@ class _Stems(dict[str, str]):
 
 
 class _StopWords(dict[str, str]):
-    """Each stop word behind a space, which no stem has; empty for any other word."""
+    """Maps each stop word to itself after a space, which no stem contains; other words to ""."""
 
     def __init__(self, spec: AnalyzerSpec) -> None:
         super().__init__({word: f" {word}" for word in spec.stop_words})
@@ -163,5 +168,5 @@ class _StopWords(dict[str, str]):
         return ""
 
 
-def _mend_arabic(word: str) -> str:
+def _normalise_arabic(word: str) -> str:
     return _ARABIC_ENDING.sub(r"\1\2ة", _ARABIC_AND_THE.sub("ال", word))

@@ -1,13 +1,14 @@
-"""BM25 (Lucene's variant), searched straight from memory-mapped columns of scores.
+"""Searches BM25 (Lucene's variant) in memory-mapped columns of scores.
 
-An index holds every term's share of every passage's score, one column a term
-(``forage.retrieval.words.bm25_index`` builds it). A query's score of a row is the sum of its terms'
-scores there, so the sum of the terms' highest scores bounds what a row can still gain. Rare terms
-come first and are added up whole; as soon as the common ones that are left could not lift an unseen
-row among the best, they are looked up for the rows that can still win, and for no other. That is
-MaxScore (Turtle and Flood 1995, https://doi.org/10.1016/0306-4573(95)00020-H), term by term with
-numpy alone, and exact; a large index is searched by ``forage.retrieval.words.compiled_search``.
-This file knows texts and rows, no passages.
+The index stores each term's contribution to the score of every passage, one column per term
+(``forage.retrieval.words.bm25_index`` builds it). A row's score is the sum of its entries in the
+columns of the query's terms, so the sum of the remaining columns' maxima bounds what a row can
+still gain. Rare terms come first, and their columns are added whole. Once the remaining, common
+terms cannot lift an unseen row into the top k, their scores are looked up only for the rows that
+can still win. This is MaxScore (Turtle and Flood 1995,
+https://doi.org/10.1016/0306-4573(95)00020-H), one term at a time, in numpy, and exact;
+``forage.retrieval.words.compiled_search`` searches large indexes. This file knows texts and row
+numbers but not passages.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ WORDS_FILE = "vocab.index.json"
 PARAMS_FILE = "params.index.json"
 MAXIMA_FILE = "maxima.npy"
 
-# Sums in another order differ by some 1e-7 a term: what is this close to the bound is kept.
+# Sums in a different order differ by about 1e-7 per term, so scores this close to the bound are
+# kept.
 _ROUNDING = 1e-5
-# Finding a row in a column takes as long as adding up this many pairs of it (measured).
+# Looking up one row in a column takes as long as adding this many entries (measured).
 _LOOK_UP_COST = 32
-# From so many pairs on (some 40,000 passages) the second that the compiler takes to load is small.
+# From this many entries on (about 40,000 passages), loading compiled code (1 s) pays off.
 _COMPILED_PAIRS = 2_000_000
 
 
 class BM25:
-    """A built index: one column of (row, score) pairs a term, memory-mapped."""
+    """An opened index: one memory-mapped column of (row, score) pairs per term."""
 
     def __init__(self, directory: Path, analyzer: AnalyzerSpec = PLAIN_SPEC) -> None:
-        """Map the arrays of ``directory``; raises ``UserError`` where they are damaged.
+        """Maps the arrays of ``directory``; raises ``UserError`` if they are damaged.
 
-        ``analyzer`` is the one that the passages were cut by.
+        ``analyzer``: the one that the index was built with.
         """
         try:
             values = np.load(directory / VALUES_FILE, mmap_mode="r")
@@ -84,7 +86,7 @@ class BM25:
 
     @property
     def name(self) -> str:
-        """``bm25``, and the language of its words where they are cut by one: ``bm25-en``."""
+        """``bm25``, with the language unless that is ``plain``: ``bm25-en``."""
         language = self._analyzer.spec.language
         return "bm25" if language == PLAIN else f"bm25-{language}"
 
@@ -92,35 +94,35 @@ class BM25:
         return self._num_rows
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
-        """At most ``topk`` rows with a score above 0 for each query; ties by the lower row."""
+        """For each query at most ``topk`` rows with a score above 0; ties by the lower row."""
         assert topk >= 1, f"topk is {topk}; it must be 1 or more"
         numbers = self._words
-        asked = [
+        terms_by_query = [
             [numbers[word] for word in self._terms(query) if word in numbers] for query in queries
         ]
         return [
             [Scored(*pair) for pair in zip(rows.tolist(), scores.tolist(), strict=True)]
-            for rows, scores in self._columns.best_of_each(asked, topk)
+            for rows, scores in self._columns.best_of_each(terms_by_query, topk)
         ]
 
     def _terms(self, query: str) -> list[str]:
-        """The words of a query that count, or its stop words where it has no others."""
+        """The terms of a query; if it has only stop words, these."""
         words = self._analyzer.words(query)
         return words if words or self._stop_words is None else self._stop_words.words(query)
 
     def close(self) -> None:
-        """The mapped arrays go with the last reference to them."""
+        """Does nothing: the arrays are unmapped with the last reference to them."""
 
 
 def _columns_for(num_pairs: int, directory: Path) -> type[Columns] | type[CompiledColumns]:
-    """Compiled loops for a large index, if numba is installed."""
+    """Compiled loops for a large index if numba is installed, otherwise numpy."""
     if num_pairs < _COMPILED_PAIRS:
         return Columns
     from forage.retrieval.words.machine_code import HAS_COMPILER
 
     if not HAS_COMPILER:
         command = install_command("fast")
-        LOG.warning("%s is large; searches are several times as fast with: %s", directory, command)
+        LOG.warning("%s is large; to search it several times as fast, run: %s", directory, command)
         return Columns
     from forage.retrieval.words.compiled_search import CompiledColumns
 
@@ -128,7 +130,7 @@ def _columns_for(num_pairs: int, directory: Path) -> type[Columns] | type[Compil
 
 
 class Columns:
-    """One column of (row, score) pairs a term, rows ascending; searched by one thread at a time."""
+    """One column of (row, score) pairs per term, rows ascending; not thread-safe."""
 
     def __init__(
         self,
@@ -138,27 +140,27 @@ class Columns:
         maxima: np.ndarray,
         num_rows: int,
     ) -> None:
-        """Column t is ``starts[t]:starts[t + 1]`` of the pairs; ``maxima[t]`` its highest score."""
-        # As plain arrays: each slice of a memory map costs microseconds more.
+        """Column t is ``starts[t]:starts[t + 1]`` of the pairs, ``maxima[t]`` its highest score."""
+        # Plain arrays: slicing a memory map costs microseconds more.
         self._rows, self._scores = np.asarray(pair_rows), np.asarray(pair_scores)
         self._starts, self._maxima = np.asarray(starts), np.asarray(maxima)
-        # Sums of the search under way, all 0 in between.
+        # Partial sums of the running search; all 0 between searches.
         self._sums = np.zeros(num_rows, dtype=np.float32)
 
     def best_of_each(
-        self, asked: Sequence[Sequence[int]], topk: int
+        self, terms_by_query: Sequence[Sequence[int]], topk: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each query's terms what ``best`` gives."""
-        return [self.best(terms, topk) for terms in asked]
+        """The result of ``best`` for each query's terms."""
+        return [self.best(terms, topk) for terms in terms_by_query]
 
     def best(self, terms: Sequence[int], topk: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and scores of the ``topk`` highest sums above 0, best first, ties by the lower row.
 
-        A term that is repeated counts as often as it is.
+        A repeated term counts as often as it occurs.
         """
         counts = {term: terms.count(term) for term in dict.fromkeys(terms)}
         rarest_first = sorted(counts, key=lambda t: self._starts[t + 1] - self._starts[t])
-        # left[j]: what the terms from the j-th on can add to a row at most.
+        # left[j]: upper bound on what the terms from the j-th on add to a row.
         left = [0.0]
         for term in reversed(rarest_first):
             left.append(left[-1] + counts[term] * float(self._maxima[term]))
@@ -178,10 +180,10 @@ class Columns:
     def _add_up(
         self, rarest_first: list[int], counts: dict[int, int], left: list[float], topk: int
     ) -> tuple[np.ndarray, np.ndarray, int, float]:
-        """Add whole columns until no unseen row can win, and looking up the rest is cheaper.
+        """Adds whole columns until no unseen row can win and looking up the rest is cheaper.
 
-        Gives the rows that can win, ascending, their sums so far, how many columns were added, and
-        a score that the best ``topk`` rows have at least.
+        Returns the rows that can still win (ascending), their sums so far, the number of columns
+        added, and a lower bound on the score of the ``topk`` best rows.
         """
         floor = 0.0
         added: list[np.ndarray] = []
@@ -191,7 +193,7 @@ class Columns:
                 winners = self._winners(added, floor, left[len(added)])
                 if len(winners) * _LOOK_UP_COST <= len(rows):
                     break
-            # A row occurs once in a column, so plain indexed addition is safe (and fast).
+            # A row occurs once per column, so plain indexed addition is correct (and fast).
             self._sums[rows] += scores if counts[term] == 1 else counts[term] * scores
             added.append(rows)
             higher = self._sums[rows]
@@ -209,22 +211,24 @@ class Columns:
         return winners, sums, len(added), floor
 
     def _winners(self, added: list[np.ndarray], floor: float, left: float) -> np.ndarray:
-        """The rows of the columns added so far that could still be among the best, ascending."""
-        # Scores are above 0, so no sum that holds one is below the smallest positive number.
+        """The rows of the added columns that can still be among the best, ascending."""
+        # Scores are positive, so a sum that contains one is at least the smallest positive number.
         least = max(floor * (1 - _ROUNDING) - left, np.finfo(np.float32).tiny)
         if self._are_many(added):
             return np.flatnonzero(self._sums >= least)
         found = [rows[self._sums[rows] >= least] for rows in added]
         rows = np.concatenate(found) if found else np.empty(0, dtype=np.int32)
-        rows.sort(kind="stable")  # runs that are sorted already are merged; np.unique would hash
+        rows.sort(kind="stable")  # merges sorted runs; np.unique would hash
         return rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
 
     def _are_many(self, added: list[np.ndarray]) -> bool:
-        """Whether it is cheaper to go through all rows than through those of the columns."""
+        """Whether scanning all rows is cheaper than scanning those of the columns."""
         return sum(map(len, added)) * 8 > len(self._sums)
 
     def _exact(self, terms: Sequence[int], rows: np.ndarray) -> np.ndarray:
-        """The sums of a few rows in the order of the query, so that they depend on nothing else."""
+        """The sums of a few rows in the order of the query, so that rounding depends on nothing
+        else.
+        """
         scores = np.zeros(len(rows), dtype=np.float32)
         found = {term: self._look_up(term, rows) for term in set(terms)}
         for term in terms:
@@ -232,7 +236,7 @@ class Columns:
         return scores
 
     def _look_up(self, term: int, rows: np.ndarray) -> np.ndarray:
-        """The term's scores of ``rows``, 0 where it does not occur, float32."""
+        """The term's scores of ``rows``, float32; 0 if the term does not occur."""
         column_rows, column_scores = self._column(term)
         if not len(column_rows):
             return np.zeros(len(rows), dtype=np.float32)
@@ -245,5 +249,5 @@ class Columns:
 
 
 def _kth_highest(values: np.ndarray, k: int) -> float:
-    """Of at least k values."""
+    """The k-th highest of at least k values."""
     return float(np.partition(values, len(values) - k)[len(values) - k])

@@ -1,6 +1,6 @@
-"""Collects the words of texts, then writes an index of them: every term's share of every score.
+"""Collects the words of texts, then writes the index: each term's contribution to every score.
 
-The files are those of bm25s, to their last bit. ``bm25_index`` has the formula and builds,
+The files equal those of bm25s bit for bit. ``bm25_index`` documents the formula and runs the build;
 ``forage.retrieval.words.word_counts`` counts the words.
 """
 
@@ -35,29 +35,30 @@ if TYPE_CHECKING:
     from forage.retrieval.words.word_counts import WordCounts
 
 _BLOCK_CHARS = 2**22
-# The first passages choose the language.
+# Number of passages, from the first, that determine the language.
 _NUM_CHOOSING = 256
 
 MAX_K1 = 1_000
-"""At a tenth of it the score is the number of repetitions, whatever the length."""
+"""At a tenth of this, a score is already the number of occurrences, whatever the length."""
 
 
 class BM25Builder:
     """Collects texts in the order of their rows, then writes the index."""
 
     def __init__(self, k1: float, b: float, language: str = PLAIN) -> None:
-        """Free parameters of the formula; raises ``UserError`` outside of their ranges.
+        """``k1``, ``b``: the formula's free parameters; raises ``UserError`` if one is out of
+        range.
 
-        The language ``auto`` is chosen by the first texts, which wait until there are enough.
+        For the language ``auto``, texts are held back until there are enough to detect it.
         """
         if not 0 <= k1 <= MAX_K1:
-            raise UserError(f"k1 is {k1}; it must lie between 0 and {MAX_K1} (0.9 is common)")
+            raise UserError(f"k1 is {k1}; it must be between 0 and {MAX_K1} (0.9 is common)")
         if not 0 <= b <= 1:
-            raise UserError(f"b is {b}; it must lie between 0 and 1 (0.4 and 0.75 are common)")
+            raise UserError(f"b is {b}; it must be between 0 and 1 (0.4 and 0.75 are common)")
         self._k1, self._b = k1, b
         self._analyzer = None if language == AUTO else Analyzer(AnalyzerSpec.of(language))
         self._numbers: dict[str, int] = {}
-        # By process: the numbers that its terms have here.
+        # Per process: maps its term numbers to those of the index.
         self._numbers_of: dict[int, array[int]] = defaultdict(partial(array, "i"))
         self._texts: list[str] = []
         self._num_chars = 0
@@ -66,11 +67,11 @@ class BM25Builder:
 
     @property
     def analyzer(self) -> AnalyzerSpec:
-        """How texts are cut; a choice of ``auto`` is made now, by the texts so far."""
+        """How texts are analyzed; ``auto`` is resolved now, from the texts so far."""
         return self._chosen().spec
 
     def add(self, text: str) -> None:
-        """Add the text of the next row."""
+        """Adds the text of the next row."""
         self._texts.append(text)
         self._num_chars += len(text)
         if self._num_chars >= _BLOCK_CHARS and self.is_language_known:
@@ -78,11 +79,11 @@ class BM25Builder:
 
     @property
     def is_language_known(self) -> bool:
-        """Whether ``auto`` has seen as many texts as it asks."""
+        """Whether the language is fixed, or ``auto`` has enough texts to detect it."""
         return self._analyzer is not None or len(self._texts) >= _NUM_CHOOSING
 
     def add_counts(self, process: int, counted: LineCounts) -> None:
-        """Add the texts of the next rows, which a process counted by its own numbers of terms."""
+        """Adds the counts of the next rows, with terms numbered by their process."""
         self._count()
         known = self._numbers_of[process]
         known.extend(self._numbers.setdefault(t, len(self._numbers)) for t in counted.new_terms)
@@ -100,8 +101,10 @@ class BM25Builder:
         return self._analyzer
 
     def _count(self) -> None:
-        """Count the words of the texts that wait."""
-        from forage.retrieval.words.word_counts import count_words  # a compiler: building pays
+        """Counts the words of the texts held back."""
+        from forage.retrieval.words.word_counts import (
+            count_words,
+        )  # compiles code, which only building should pay for
 
         if self._texts or not self._blocks:
             analyzer = self._chosen()
@@ -112,14 +115,14 @@ class BM25Builder:
         self._texts, self._num_chars = [], 0
 
     def write(self, directory: Path) -> None:
-        """Score every term of every text and save the matrix into ``directory``."""
+        """Scores every term of every text and saves the matrix in ``directory``."""
         from forage.retrieval.words import machine_code, plain_counts, word_counts
 
         compiled = machine_code.HAS_COMPILER
         score_pairs = word_counts.score_pairs if compiled else plain_counts.score_pairs
         self._count()
         if not self._numbers:
-            # Texts without a single word: one word that occurs nowhere keeps the matrix legal.
+            # No text has a word: one word that occurs nowhere keeps the matrix valid.
             self._numbers[""] = 0
         dfs = np.zeros(len(self._numbers), dtype=np.int64)
         for block in (*self._blocks, *self._stop_blocks):
@@ -130,9 +133,9 @@ class BM25Builder:
         lengths = np.concatenate([block.lengths_D for block in self._blocks])
         idf, norms = _idf(dfs, len(lengths)), self._norms(lengths)
         heads = starts[:-1].copy()
-        for blocks in (self._blocks, self._stop_blocks):  # of the same rows, and of other terms
+        for blocks in (self._blocks, self._stop_blocks):  # the same rows, different terms
             first_row = 0
-            while blocks:  # each goes when it is written
+            while blocks:  # frees each block once it is written
                 block = blocks.pop(0)
                 block_norms = norms[first_row : first_row + len(block.ends_D)]
                 pairs = block.ends_D, block.terms_P, block.counts_P
@@ -149,11 +152,11 @@ class BM25Builder:
     def _norms(self, lengths_N: np.ndarray) -> np.ndarray:
         """``k1 (1 - b + b len / mean_len)`` of each text, float64."""
         if not lengths_N.any():
-            return np.zeros(len(lengths_N))  # and no pair to score
+            return np.zeros(len(lengths_N))  # there is no pair to score
         return self._k1 * ((1 - self._b) + self._b * lengths_N / lengths_N.mean())
 
     def _write_params(self, directory: Path, num_texts: int) -> None:
-        """What bm25s writes of an index and reads again; Forage reads the number of texts."""
+        """Writes the parameters as bm25s does; Forage itself reads only the number of texts."""
         params = {
             "k1": self._k1,
             "b": self._b,
@@ -172,15 +175,15 @@ class BM25Builder:
 def _idf(dfs_V: np.ndarray, num_texts: int) -> np.ndarray:
     """``ln(1 + (N - df + 0.5) / (df + 0.5))`` of each term, float32."""
     known, places = np.unique(dfs_V, return_inverse=True)
-    # math.log, as in bm25s: the last bit of numpy's depends on the processor.
+    # math.log, as in bm25s: the last bit of numpy's logarithm depends on the processor.
     values = [math.log(1 + (num_texts - df + 0.5) / (df + 0.5)) for df in known.tolist()]
     return np.array(values, dtype=np.float32)[places]
 
 
 def maxima(scores: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The highest score of each column, float32 [V]; 0 for an empty one."""
+    """The highest score of each column, float32 [V]; 0 if it is empty."""
     maxima = np.zeros(len(starts) - 1, dtype=np.float32)
-    # reduceat gives the next column's first score for an empty one: leave those out.
+    # For an empty column, reduceat would return the next column's first score.
     is_filled = starts[1:] > starts[:-1]
     if is_filled.any():
         maxima[is_filled] = np.maximum.reduceat(scores, starts[:-1][is_filled])

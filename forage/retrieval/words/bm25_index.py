@@ -1,7 +1,7 @@
-"""An index of words: its manifest, how it is built, cut into shards and opened.
+"""Builds, opens and cuts an index of words, and defines its manifest.
 
-Every term's share of every passage's score is computed when the index is built (a sparse matrix,
-one column a term), in the files of bm25s and to their last bit. The score is
+Each term's contribution to the score of every passage is computed when the index is built: a sparse
+matrix with one column per term, in files that equal those of bm25s bit for bit. The score is
 ``sum_t ln(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 (1 - b + b len / mean_len))`` (Kamphuis
 et al. 2020, https://cs.uwaterloo.ca/~jimmylin/publications/Kamphuis_etal_ECIR2020_preprint.pdf).
 ``forage.retrieval.words.bm25_builder`` counts and writes; ``forage.retrieval.words.bm25`` searches.
@@ -47,26 +47,28 @@ from forage.retrieval.words.languages import AUTO, PLAIN, misfit
 logger = logging.getLogger(__name__)
 
 _BLOCK_PAIRS = 2**24
-# Passages spread over a corpus that are held against the language that the first ones chose.
+# Number of passages, spread over the corpus, that are compared with the language of the first ones.
 _NUM_COMPARED = 512
 
 
 class BM25Settings(BaseModel):
-    """The formula's free parameters; the defaults are those of the published runs (Pyserini's)."""
+    """The formula's free parameters; the defaults are those of published runs (Pyserini)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    k1: float = Field(default=0.9, description="how soon repetitions of a word stop counting")
+    k1: float = Field(
+        default=0.9, description="how soon further occurrences of a word stop counting"
+    )
     b: float = Field(default=0.4, description="how much a passage's length counts")
     language: str = Field(
         default=AUTO,
-        description="whose words, stems and stop words: a code such as en, de or zh; auto asks the "
-        "passages, any cuts by script alone, plain at all that is no letter or digit",
+        description="language of stop words and stems: a code such as en, de or zh; auto detects "
+        "it, any splits by script alone, plain splits at everything but letters and digits",
     )
 
 
 class BM25Manifest(CommonManifest):
-    """An index of words."""
+    """Manifest of an index of words."""
 
     backend: Literal["bm25"] = "bm25"
     k1: float = Field(ge=0, le=MAX_K1, allow_inf_nan=False)
@@ -76,7 +78,7 @@ class BM25Manifest(CommonManifest):
 
     @model_serializer(mode="wrap")
     def _without_plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """A plain index says what indexes said before there were languages, to the letter."""
+        """Leaves out the default analyzer, so the manifest of a ``plain`` index stays the same."""
         fields: dict[str, object] = dump(self)
         if self.analyzer == PLAIN_SPEC:
             del fields["analyzer"]
@@ -92,17 +94,19 @@ def build_index(
     language: str = PLAIN,
     show_progress: bool = True,
 ) -> BM25Manifest:
-    """Build a BM25 index of ``corpus`` in ``out`` (an older index there is replaced).
+    """Builds a BM25 index of ``corpus`` in ``out``, replacing an earlier index there.
 
-    k1 0.9 and b 0.4 are those of the published BM25 runs (Pyserini's). ``language`` is one of
-    ``forage.retrieval.words.languages.CHOICES``. Raises ``UserError`` for a wrong corpus line,
-    another backend or language, or an ``out`` that holds something else.
+    The defaults of ``k1`` and ``b`` are those of published BM25 runs (Pyserini). ``language`` is
+    one of ``forage.retrieval.words.languages.CHOICES``. Raises ``UserError`` for an invalid corpus
+    line, another backend or language, or if ``out`` contains something else.
     """
     if backend != "bm25":
         raise UserError(
             f"unknown backend {backend!r}; available: bm25 (vectors: build_dense_index)"
         )
-    from forage.retrieval.words.count_processes import count_blocks  # a compiler: building pays
+    from forage.retrieval.words.count_processes import (
+        count_blocks,
+    )  # compiles code, which only building should pay for
 
     out = out.absolute()
     refuse_other_contents(out)
@@ -136,7 +140,7 @@ def build_index(
 
 
 def _compared_rows(num_rows: int) -> range:
-    """Rows spread over a corpus, from which it is told whether its language fits."""
+    """Rows spread over the corpus, to check whether the language fits it."""
     step = 1
     while num_rows > _NUM_COMPARED * step:
         step *= 2
@@ -144,17 +148,18 @@ def _compared_rows(num_rows: int) -> range:
 
 
 def open_bm25(directory: Path, manifest: BM25Manifest) -> BM25:
-    """The backend of an index directory; raises ``UserError``."""
+    """Opens the backend of an index directory; raises ``UserError``."""
     tokenizer = manifest.analyzer.tokenizer
     require_same(directory, "tokenizer", manifest.tokenizer, "this Forage has", tokenizer)
     return BM25(directory, manifest.analyzer)
 
 
 def cut_rows(directory: Path, rows: range, out: Path) -> None:
-    """Save into ``out`` the index of ``rows`` alone, with the scores that they have in the whole.
+    """Saves in ``out`` the index of ``rows`` alone, with their scores in the whole index.
 
-    An index of those texts alone would score them by their own word counts. Memory is that of a
-    block of pairs, whatever the size of the index. The directory has been opened without error.
+    An index built from those texts alone would score them by their own word counts. Needs memory
+    for one block of pairs, whatever the size of the index. The index must have been opened without
+    error.
     """
     values = np.load(directory / VALUES_FILE, mmap_mode="r")
     pair_rows = np.load(directory / ROWS_FILE, mmap_mode="r")
@@ -170,7 +175,7 @@ def cut_rows(directory: Path, rows: range, out: Path) -> None:
     for block in blocks:
         is_kept = _lies_in(pair_rows[block], rows)
         kept_before = done + np.concatenate(([0], np.cumsum(is_kept)))
-        # The columns that begin in this block begin where the kept pairs before them end.
+        # A column that starts in this block starts where the kept pairs before it end.
         first, last = np.searchsorted(starts, (block.start, block.stop))
         new_starts[first:last] = kept_before[starts[first:last] - block.start]
         end = int(kept_before[-1])

@@ -1,9 +1,9 @@
-"""MaxScore over columns in machine code: what ``bm25.Columns`` does, for large indexes.
+"""MaxScore in machine code, for large indexes: a faster equivalent of ``bm25.Columns``.
 
-The same rows and scores to the bit, several times as fast, and without the interpreter's lock. Its
-compiler takes a second to load, so a small index does without. Beyond what the numpy loops do, the
-best rows so far are looked up in all columns that are left: what they have for sure is a higher bar
-for every other row.
+Rows and scores are equal bit for bit; it is several times as fast and releases the interpreter
+lock. Loading the compiler takes a second, so small indexes use numpy. Unlike the numpy version, it
+looks up the leading rows in all remaining columns early: their exact sums raise the threshold for
+every other row.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 
 from forage.retrieval.words.machine_code import compiled
 
-# Sums in another order differ by some 1e-7 a term: what is this close to the bar is kept.
+# Sums in a different order differ by about 1e-7 per term, so scores this close to the bar are kept.
 _ROUNDING, _ROUNDING_A_TERM = 1e-5, 2e-7
-# Finding a row in a column takes as long as adding up this many pairs of it (measured).
+# Looking up one row in a column takes as long as adding this many entries (measured).
 _LOOK_UP_COST = 24
-# So many rows more than are wanted are looked up for the bar.
+# Number of leading rows beyond ``topk`` that are looked up for the bar.
 _MORE_SURE = 13
 
 
 class CompiledColumns:
-    """One column of (row, score) pairs a term, rows ascending; searched by one thread at a time."""
+    """One column of (row, score) pairs per term, rows ascending; not thread-safe."""
 
     def __init__(
         self,
@@ -35,22 +35,22 @@ class CompiledColumns:
         maxima: np.ndarray,
         num_rows: int,
     ) -> None:
-        """As ``bm25.Columns``."""
+        """Arguments are those of ``bm25.Columns``."""
         self._columns = tuple(map(_read_only, (pair_rows, pair_scores, starts, maxima)))
-        # Sums of the search under way, all 0 in between, and the rows that have one.
+        # Partial sums of the running search, all 0 between searches, and the rows that have one.
         self._scratch = np.zeros(num_rows, dtype=np.float32), np.empty(num_rows, dtype=np.int32)
-        self.best_of_each([[]], 1)  # compiles: the start pays, not the first query
+        self.best_of_each([[]], 1)  # compile now, not at the first query
 
     def best_of_each(
-        self, asked: Sequence[Sequence[int]], topk: int
+        self, terms_by_query: Sequence[Sequence[int]], topk: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each query's terms what ``bm25.Columns.best`` gives."""
-        terms = np.fromiter(chain.from_iterable(asked), dtype=np.int64)
-        ends_Q = np.array([0, *accumulate(map(len, asked))], dtype=np.int64)
+        """The result of ``bm25.Columns.best`` for each query's terms."""
+        terms = np.fromiter(chain.from_iterable(terms_by_query), dtype=np.int64)
+        ends_Q = np.array([0, *accumulate(map(len, terms_by_query))], dtype=np.int64)
         topk = min(topk, len(self._scratch[0]))
-        rows_QK = np.empty((len(asked), topk), dtype=np.int32)
-        scores_QK = np.empty((len(asked), topk), dtype=np.float32)
-        nums_Q = np.empty(len(asked), dtype=np.int64)
+        rows_QK = np.empty((len(terms_by_query), topk), dtype=np.int32)
+        scores_QK = np.empty((len(terms_by_query), topk), dtype=np.float32)
+        nums_Q = np.empty(len(terms_by_query), dtype=np.int64)
         _search(terms, ends_Q, self._columns, self._scratch, (rows_QK, scores_QK, nums_Q))
         return [
             (rows[:num], scores[:num])
@@ -59,7 +59,7 @@ class CompiledColumns:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """As a mapped array is: machine code is made for one kind."""
+    """A read-only view, like a mapped array, so that one version of the code is compiled."""
     view = np.asarray(array).view()
     view.flags.writeable = False
     return view
@@ -67,27 +67,27 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 @compiled
 def _search(terms: Any, ends_Q: Any, columns: Any, scratch: Any, found: Any) -> None:
-    """Fill in the best rows and scores of each query, and how many there are."""
+    """Fills in the best rows and scores of each query, and their number."""
     rows_QK, scores_QK, nums_Q = found
     sums, seen = scratch
     topk = rows_QK.shape[1]
     for query in range(len(nums_Q)):
-        asked = terms[ends_Q[query] : ends_Q[query + 1]]
-        keep = 1 - _ROUNDING - _ROUNDING_A_TERM * len(asked)
-        num_seen = _candidates(asked, columns, topk, keep, sums, seen)
+        query_terms = terms[ends_Q[query] : ends_Q[query + 1]]
+        keep = 1 - _ROUNDING - _ROUNDING_A_TERM * len(query_terms)
+        num_seen = _candidates(query_terms, columns, topk, keep, sums, seen)
         rows = np.sort(seen[:num_seen])
         for row in rows:
             sums[row] = 0
-        # In the order of the query, so that the sums depend on nothing else.
+        # In the order of the query, so that rounding depends on nothing else.
         scores = np.zeros(len(rows), dtype=np.float32)
-        for term in asked:
+        for term in query_terms:
             _look_up(columns, term, np.float32(1), rows, scores)
         nums_Q[query] = _put_best_first(rows, scores, rows_QK[query], scores_QK[query])
 
 
 @compiled
 def _put_best_first(rows: Any, scores: Any, best_rows: Any, best_scores: Any) -> Any:
-    """Fill in the highest scores and their rows, of equal ones the lower first; gives how many."""
+    """Fills in the highest scores and their rows, ties by the lower row; returns their number."""
     topk, num_best = len(best_rows), 0
     for number in range(len(rows)):
         if num_best == topk:
@@ -104,14 +104,14 @@ def _put_best_first(rows: Any, scores: Any, best_rows: Any, best_scores: Any) ->
 
 
 @compiled
-def _candidates(asked: Any, columns: Any, topk: Any, keep: Any, sums: Any, seen: Any) -> Any:
-    """Put every row that can be among the best into ``seen``; gives their number."""
-    terms, weights, left = _plan(asked, columns)
+def _candidates(query_terms: Any, columns: Any, topk: Any, keep: Any, sums: Any, seen: Any) -> Any:
+    """Puts every row that can be among the best into ``seen``; returns their number."""
+    terms, weights, left = _plan(query_terms, columns)
     highest = np.empty(topk + _MORE_SURE, dtype=np.float32)
     leading = np.empty(topk + _MORE_SURE, dtype=np.int32)
     num_seen = num_done = 0
     bar = np.float32(0)
-    # Whole columns, while a row that was not seen yet can win.
+    # Whole columns, as long as an unseen row can win.
     while num_done < len(terms) and left[num_done] >= bar * keep:
         num_leading, num_seen = _add(
             columns, terms[num_done], weights[num_done], sums, seen, num_seen, highest, leading
@@ -122,7 +122,7 @@ def _candidates(asked: Any, columns: Any, topk: Any, keep: Any, sums: Any, seen:
         for number in range(num_done, len(terms)):
             _look_up(columns, terms[number], weights[number], rows, sure)
         bar = max(bar, _kth_highest(sure, topk))
-    # What can still win of the rows seen.
+    # Of the rows seen, keep those that can still win.
     is_sorted = False
     for number in range(num_done, len(terms)):
         num_seen = _drop(seen, num_seen, sums, bar * keep - left[number])
@@ -143,16 +143,16 @@ def _candidates(asked: Any, columns: Any, topk: Any, keep: Any, sums: Any, seen:
 
 
 @compiled
-def _plan(asked: Any, columns: Any) -> Any:
-    """The distinct terms, rarest first, how often each is asked, and what they can add at most.
+def _plan(query_terms: Any, columns: Any) -> Any:
+    """The distinct terms, rarest first, their counts, and the most that they can add.
 
-    ``left[j]`` is for the terms from the j-th on.
+    ``left[j]`` is the bound for the terms from the j-th on.
     """
     _, _, starts, maxima = columns
-    terms = np.empty(len(asked), dtype=np.int64)
-    weights = np.empty(len(asked), dtype=np.float32)
+    terms = np.empty(len(query_terms), dtype=np.int64)
+    weights = np.empty(len(query_terms), dtype=np.float32)
     num_terms = 0
-    for term in asked:
+    for term in query_terms:
         size = starts[term + 1] - starts[term]
         place = 0
         while place < num_terms and terms[place] != term:
@@ -182,9 +182,9 @@ def _add(
     highest: Any,
     leading: Any,
 ) -> Any:
-    """Add a whole column; gives how many of its rows lead now and the number of rows seen.
+    """Adds a whole column; returns the number of its leading rows and of all rows seen.
 
-    ``leading`` are the rows of the column with the highest sums, a heap with the lowest first.
+    ``leading``: the rows of the column with the highest sums, as a heap whose root is the lowest.
     """
     pair_rows, pair_scores, starts, _ = columns
     num_leading = 0
@@ -215,7 +215,7 @@ def _sift_up(highest: Any, leading: Any, place: Any, value: Any, row: Any) -> No
 
 @compiled
 def _sift_down(highest: Any, leading: Any, value: Any, row: Any) -> None:
-    """Put a value in the place of the lowest."""
+    """Replaces the lowest value of the heap."""
     place, below = 0, 1
     while below < len(highest):
         if below + 1 < len(highest) and highest[below + 1] < highest[below]:
@@ -229,7 +229,7 @@ def _sift_down(highest: Any, leading: Any, value: Any, row: Any) -> None:
 
 @compiled
 def _add_to_seen(columns: Any, term: Any, weight: Any, sums: Any) -> None:
-    """Add a column where a row has been seen, and nowhere else."""
+    """Adds a column to the rows already seen."""
     pair_rows, pair_scores, starts, _ = columns
     for place in range(starts[term], starts[term + 1]):
         row = pair_rows[place]
@@ -239,7 +239,7 @@ def _add_to_seen(columns: Any, term: Any, weight: Any, sums: Any) -> None:
 
 @compiled
 def _look_up(columns: Any, term: Any, weight: Any, rows: Any, values: Any) -> None:
-    """Add a term's scores of these rows, which ascend, to their values."""
+    """Adds a term's scores to the values of these rows, which are ascending."""
     pair_rows, pair_scores, starts, _ = columns
     first, end = starts[term], starts[term + 1]
     for number in range(len(rows)):
@@ -263,7 +263,7 @@ def _look_up(columns: Any, term: Any, weight: Any, rows: Any, values: Any) -> No
 
 @compiled
 def _drop(seen: Any, num_seen: Any, sums: Any, least: Any) -> Any:
-    """Keep the rows seen whose sums are at least this, in their order; gives their number."""
+    """Keeps the seen rows whose sums are at least ``least``, in order; returns their number."""
     num_kept = 0
     for number in range(num_seen):
         row = seen[number]
@@ -285,11 +285,11 @@ def _sums_of(rows: Any, sums: Any) -> Any:
 
 @compiled
 def _kth_highest(values: Any, k: Any) -> Any:
-    """0 of fewer than k values."""
+    """The k-th highest value; 0 if there are fewer than k."""
     if len(values) < k:
         return np.float32(0)
     highest, numbers = np.zeros(k, dtype=np.float32), np.zeros(k, dtype=np.int32)
-    for value in values:  # all above 0
+    for value in values:  # all are positive
         if value > highest[0]:
             _sift_down(highest, numbers, value, np.int32(0))
     return highest[0]

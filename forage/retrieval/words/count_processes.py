@@ -1,10 +1,10 @@
-"""The words of a large corpus, counted by as many processes as there are cores.
+"""Counts the words of a large corpus in as many processes as there are cores.
 
-A small corpus is counted before a process has started, and starts none. Blocks of lines go round
-the processes and come back in their order, so that the index is that of one process, to the last
-byte. ``main`` is the program of a process: it reads an analyzer's spec and then blocks from its
-standard input, and answers each with its counts, or with the error of a line. Each numbers terms in
-order of appearance; ``BM25Builder`` makes their numbers those of the index.
+A small corpus is counted before a process could start, so it starts none. Blocks of lines go to the
+processes in turn and return in order, so the index equals that of one process byte for byte.
+``main`` is the program of a process: it reads an analyzer spec and then blocks from its standard
+input, and replies to each with its counts or with the error of an invalid line. Each process
+numbers terms in order of appearance; ``BM25Builder`` translates these to the index's numbers.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from forage.retrieval.words.analyzer import Analyzer, AnalyzerSpec
 from forage.retrieval.words.bm25_builder import BM25Builder
 from forage.retrieval.words.word_counts import WordCounts, count_words
 
-# Not ``-m``: what a process sends would be of a module ``__main__`` that is another one here.
+# Not ``-m``: pickled classes would belong to ``__main__``, which is another module in this process.
 _PROGRAM = "from forage.retrieval.words.count_processes import main; main()"
-# Of lines (some 50,000 passages) before processes are started: they take a second to load, and
-# until they have, this process goes on alone.
+# Bytes of lines (about 50,000 passages) before processes are started: loading takes them a second,
+# in which this process continues alone.
 _ALONE_BYTES = 2**25
-# One process reads, copies and hashes; it keeps four busy.
+# One process reads, copies and hashes; it can keep four busy.
 _MAX_PROCESSES = 4
-# Blocks that wait for each process, so that it never waits for one.
+# Blocks queued per process, so that it never waits for one.
 _BLOCKS_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LineCounts:
-    """What a process finds in a block: ids, counts, and the terms that were new to it."""
+    """The result for a block: hashes of ids, counts, and the terms that were new to the process."""
 
     id_hashes: array[int]
     new_terms: list[str]
@@ -56,10 +56,10 @@ class LineCounts:
 def count_blocks(
     blocks: Iterator[LineBlock], builder: BM25Builder, advance: Callable[[int], None]
 ) -> Generator[tuple[LineBlock, array[int]], None, None]:
-    """Each block with the hashes of its ids, when its words are in ``builder``, in order.
+    """Yields each block with the hashes of its ids once its words are in ``builder``, in order.
 
-    ``advance`` is told how many passages were counted. Raises ``UserError`` for the first wrong
-    line, and where a process ends before its time. Close it, so that no process stays.
+    ``advance`` is called with the number of passages counted. Raises ``UserError`` for the first
+    invalid line, or if a process ends early. Close the generator to end the processes.
     """
     num_bytes = 0
     with ExitStack() as stack:
@@ -85,11 +85,11 @@ def count_blocks(
 def _count_by_processes(
     blocks: Iterator[LineBlock], builder: BM25Builder, processes: list[CountProcess]
 ) -> Iterator[tuple[LineBlock, array[int]]]:
-    """``count_blocks`` in turns; what a line before an error of the reader lacks is said first."""
-    asked: deque[tuple[LineBlock, CountProcess, Future[LineCounts]]] = deque()
+    """Counts in the processes; errors of earlier lines are raised before those of the reader."""
+    pending: deque[tuple[LineBlock, CountProcess, Future[LineCounts]]] = deque()
     failure, is_read, turn = None, False, 0
-    while asked or not is_read:
-        while not is_read and len(asked) < _BLOCKS_AHEAD * len(processes):
+    while pending or not is_read:
+        while not is_read and len(pending) < _BLOCKS_AHEAD * len(processes):
             try:
                 block = next(blocks, None)
             except UserError as error:
@@ -98,10 +98,10 @@ def _count_by_processes(
                 is_read = True
             else:
                 process = processes[turn % len(processes)]
-                asked.append((block, process, process.count(block)))
+                pending.append((block, process, process.count(block)))
                 turn += 1
-        if asked:
-            block, process, future = asked.popleft()
+        if pending:
+            block, process, future = pending.popleft()
             counted = future.result()
             builder.add_counts(process.number, counted)
             yield block, counted.id_hashes
@@ -110,10 +110,10 @@ def _count_by_processes(
 
 
 class CountProcess:
-    """A process that counts one block after another, and the thread that talks with it."""
+    """A process that counts one block after another, and the thread that talks to it."""
 
     def __init__(self, number: int, spec: AnalyzerSpec) -> None:
-        """Start it; it loads while others work."""
+        """Starts the process and returns while it loads."""
         self.number = number
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM], stdin=PIPE, stdout=PIPE
@@ -125,34 +125,34 @@ class CountProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process, whatever it does."""
+        """Ends the process, whatever it is doing."""
         self._process.kill()
         self._thread.shutdown(cancel_futures=True)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):  # what was still to be sent
+            with suppress(BrokenPipeError):  # data not sent yet
                 cast(BinaryIO, pipe).close()
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has loaded; raises ``UserError`` where it has ended instead."""
+        """Whether it has loaded; raises ``UserError`` if it has ended."""
         return self._ready.done() and self._ready.result() is None
 
     def count(self, block: LineBlock) -> Future[LineCounts]:
-        """The counts of a block, when those before it have come."""
+        """Queues a block; the future holds its counts."""
         return cast("Future[LineCounts]", self._thread.submit(self._ask, block))
 
     def _ask(self, question: AnalyzerSpec | LineBlock) -> LineCounts | None:
-        """What the process answers; raises ``UserError``, its own too."""
+        """Returns the process's reply; raises ``UserError``, including one that it sends."""
         try:
             _send(cast(BinaryIO, self._process.stdin), question)
-            reply = pickle.load(cast(BinaryIO, self._process.stdout))  # its own
+            reply = pickle.load(cast(BinaryIO, self._process.stdout))  # from our own process
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             status = self._process.wait()
             why = "it was killed; memory may be short" if status < 0 else "its message is above"
             raise UserError(
-                f"a process that counts words has ended (status {status}: {why}); build the index "
-                "again"
+                f"a process that counts words ended early (status {status}: {why}); build the "
+                "index again"
             ) from error
         if isinstance(reply, UserError):
             raise reply
@@ -160,13 +160,13 @@ class CountProcess:
 
 
 def main() -> None:
-    """Say that it is ready, then count until the input ends; what is printed goes nowhere."""
+    """Reports that it is ready, then counts until the input ends; printed output is discarded."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build ends this process
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    analyzer = Analyzer(pickle.load(sys.stdin.buffer))  # from the build
-    count_words(["ready"], analyzer, {})  # compiles, or loads what was compiled
+    analyzer = Analyzer(pickle.load(sys.stdin.buffer))  # from our own process
+    count_words(["ready"], analyzer, {})  # compiles, or loads compiled code
     _send(replies, None)
     numbers: dict[str, int] = {}
     with suppress(EOFError):
@@ -179,7 +179,7 @@ def main() -> None:
 
 
 def _count_lines(block: LineBlock, analyzer: Analyzer, numbers: dict[str, int]) -> LineCounts:
-    """Count a block; terms get ``numbers`` beyond earlier blocks'. Raises ``UserError``."""
+    """Counts a block; new terms are added to ``numbers``. Raises ``UserError``."""
     texts: list[str] = []
     hashes = hash_ids(block, lambda passage: texts.append(format_contents(passage)))
     num_known = len(numbers)
@@ -190,6 +190,5 @@ def _count_lines(block: LineBlock, analyzer: Analyzer, numbers: dict[str, int]) 
 
 
 def _send(file: BinaryIO, value: object) -> None:
-    """Write one object to a pipe."""
     pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
     file.flush()

@@ -1,8 +1,7 @@
-"""The languages that an index of words knows, and which of them a corpus is in.
+"""The languages of word indexes, and how the language of a corpus is detected.
 
-A language is told by its script where the script settles it, else by py3langid over the beginning
-of each passage of a sample. What is done with a language's words is
-``forage.retrieval.words.analyzer``'s.
+The script settles the language if only one uses it; otherwise py3langid classifies the start of
+each passage in a sample. ``forage.retrieval.words.analyzer`` applies a language's rules.
 """
 
 from __future__ import annotations
@@ -15,19 +14,20 @@ from functools import lru_cache
 
 from forage.errors import UserError
 
-# The words of every language as they stand; and words as they were cut before there were languages.
+# ANY splits words by script without stems or stop words; PLAIN splits at all but letters and
+# digits.
 ANY, PLAIN = "any", "plain"
 AUTO = "auto"
 
 _HEAD_CHARS = 500
-# A language is taken for the corpus's where this share of the passages is in it, and a corpus is
-# said not to fit where this share is in others.
-_SHARE_TAKEN, _SHARE_SAID = 0.6, 0.2
+# Share of passages in a language for it to be the corpus's, and share in other languages for a
+# warning.
+_MAIN_SHARE, _WARN_SHARE = 0.6, 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A script as Unicode names it, a Snowball stemmer, and a list of bm25s' stop words."""
+    """The Unicode name of its script, its Snowball stemmer, and its stop-word list in bm25s."""
 
     script: str
     stemmer: str | None = None
@@ -76,28 +76,28 @@ LANGUAGES = {
 CHOICES = (AUTO, ANY, PLAIN, *LANGUAGES)
 
 _KANA = frozenset({"HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"})
-# Scripts of one language here. Devanagari is not: Marathi and Nepali are written in it too.
+# Scripts that one language here uses. Not Devanagari: Marathi and Nepali use it too.
 _ONLY_LANGUAGE = {LANGUAGES[code].script: code for code in "zh el hy km ko lo my ta th".split()}
 _OTHER_NAMES = {"nb": "no", "nn": "no"}
 
 
 def require_language(name: str) -> None:
-    """Raise ``UserError`` for a name that is none of ``CHOICES``."""
+    """Raises ``UserError`` for a name that is not in ``CHOICES``."""
     if name not in CHOICES:
-        raise UserError(f"--language {name!r} is not known; it is one of {', '.join(CHOICES)}")
+        raise UserError(f"unknown --language {name!r}; choose one of {', '.join(CHOICES)}")
 
 
 def language_of(text: str) -> str:
-    """The language of the beginning of a text, ``""`` where none is told.
+    """The language of the start of a text; ``""`` if it cannot be detected.
 
-    It may be a code that is not in ``LANGUAGES``.
+    The code may be missing from ``LANGUAGES``.
     """
     script = script_of(text)
     if script in ("", "KANA"):
         return "ja" if script else ""
     if script in _ONLY_LANGUAGE:
         return _ONLY_LANGUAGE[script]
-    import py3langid  # loads a model of some megabytes, for corpora that need it
+    import py3langid  # loads a model of several megabytes
 
     code = py3langid.classify(text[:_HEAD_CHARS])[0]
     code = _OTHER_NAMES.get(code, code)
@@ -106,7 +106,7 @@ def language_of(text: str) -> str:
 
 
 def script_of(text: str) -> str:
-    """The script of most letters at the beginning of a text; KANA where CJK holds some kana."""
+    """The most frequent script at the start of a text; KANA for CJK with some kana."""
     letters = [character for character in text[:_HEAD_CHARS] if character.isalpha()]
     if not letters:
         return ""
@@ -118,7 +118,7 @@ def script_of(text: str) -> str:
 
 
 def shares(texts: Iterable[str], kind_of: Callable[[str], str] = language_of) -> dict[str, float]:
-    """The part of the texts in each language (or script), the largest first, where one is told."""
+    """The share of texts in each language (or script) detected, largest first."""
     kinds = Counter(map(kind_of, texts))
     del kinds[""]
     total = kinds.total()
@@ -126,37 +126,37 @@ def shares(texts: Iterable[str], kind_of: Callable[[str], str] = language_of) ->
 
 
 def main_language(texts: Iterable[str]) -> str:
-    """The language that most of a corpus is in; ``any`` where none is, or none that is known."""
+    """The language of most texts of a corpus; ``any`` if there is none, or it is unknown here."""
     found = shares(texts)
     code = next(iter(found), "")
-    return code if code in LANGUAGES and found[code] >= _SHARE_TAKEN else ANY
+    return code if code in LANGUAGES and found[code] >= _MAIN_SHARE else ANY
 
 
 def misfit(language: str, texts: Sequence[str]) -> str | None:
-    """A sentence about texts that ``language`` does not fit; None where it fits most of them."""
+    """A warning if ``language`` does not fit many of these texts, otherwise None."""
     found = shares(texts, script_of if language == PLAIN else language_of)
-    if sum(share for code, share in found.items() if not _fits(language, code)) < _SHARE_SAID:
+    if sum(share for code, share in found.items() if not _fits(language, code)) < _WARN_SHARE:
         return None
-    said = ", ".join(f"{code} {share:.0%}" for code, share in found.items() if share >= 0.01)
+    languages = ", ".join(f"{code} {share:.0%}" for code, share in found.items() if share >= 0.01)
     best = main_language(texts)
     advice = f"--language {best} fits it better"
     if best == language:
-        advice = "an index for each of them finds more"
-    return f"words are cut for --language {language}, but the corpus is {said} ({advice})"
+        advice = "separate indexes would find more"
+    return f"--language is {language}, but the corpus is {languages} ({advice})"
 
 
 def stop_words(language: str) -> Sequence[str]:
-    """The language's words that are left out: articles, pronouns, prepositions."""
+    """The language's stop words: articles, pronouns, prepositions."""
     name = LANGUAGES[language].stop_words if language in LANGUAGES else None
     if name is None:
         return ()
-    from bm25s import stopwords  # pulls in a compiler: a second that only building pays
+    from bm25s import stopwords  # loads a compiler (1 s), which only building should pay for
 
     return getattr(stopwords, f"STOPWORDS_{name}")
 
 
 def _fits(language: str, found: str) -> bool:
-    """Whether words of the language (for ``plain``: the script) found are cut as its own would."""
+    """Whether words of the detected language (for ``plain``: script) are split as its own would."""
     if language == PLAIN:
         return found == "LATIN"
     if language == found:
@@ -169,5 +169,5 @@ def _fits(language: str, found: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _script(letter: str) -> str:
-    """The first word of its Unicode name: LATIN, CYRILLIC, CJK."""
+    """The first word of the letter's Unicode name: LATIN, CYRILLIC, CJK."""
     return unicodedata.name(letter, "").partition(" ")[0]

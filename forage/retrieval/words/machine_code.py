@@ -1,7 +1,7 @@
-"""Compiles loops over numpy arrays to machine code: the only file that imports the compiler.
+"""Compiles loops over numpy arrays to machine code: the only file that imports numba.
 
-numba is an extra (``fast``, and part of ``train``): building and searching an index of words work
-without it, more slowly; the torch engine needs it.
+numba is an extra (``fast``, and part of ``train``). Without it, word indexes are built and searched
+more slowly, and the torch engine does not work.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ HAS_COMPILER = njit is not None
 
 
 def compiled(function: Callable[P, T], **options: Any) -> Callable[P, T]:
-    """Compiled at its first call, without the interpreter's lock, and kept for later processes.
+    """Compiles a function at its first call and caches the code on disk; releases the interpreter
+    lock.
 
-    If no folder can be written, each process compiles it again. ``options`` are numba's. Without
-    numba a call raises ``ModuleNotFoundError``.
+    If no cache folder is writable, each process compiles again. ``options`` are numba's. Without
+    numba, a call raises ``ModuleNotFoundError``.
     """
     if njit is None:
         return _needs_numba(function)

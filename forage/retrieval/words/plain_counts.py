@@ -1,7 +1,7 @@
-"""Counts and scores words with Python and numpy, for installs without the compiler (numba).
+"""Counts and scores words with Python and numpy, for installs without numba.
 
-``forage.retrieval.words.word_counts`` uses these instead of its compiled loops. The results are the
-same to the bit; counting takes several times as long.
+``forage.retrieval.words.word_counts`` uses it instead of its compiled loops. Results are equal bit
+for bit; counting takes several times as long.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def score_pairs(
     rows: np.ndarray,
     scores: np.ndarray,
 ) -> None:
-    """Does what ``word_counts.score_pairs`` does."""
+    """Equivalent of ``word_counts.score_pairs``."""
     texts_P = np.repeat(np.arange(len(ends_D)), np.diff(ends_D, prepend=0))
     by_term = np.argsort(terms_P, kind="stable")
     terms, texts = terms_P[by_term], texts_P[by_term]

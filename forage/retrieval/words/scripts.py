@@ -1,10 +1,10 @@
-"""Cuts text into words by script: whole words where spaces part them, pairs and triples elsewhere.
+"""Splits text into words by script, and scripts without spaces into pairs and triples.
 
-Marks (vowel signs, points that stay) belong to the word that they stand in. Chinese, Japanese and
-Korean are cut into overlapping pairs of characters, as Lucene's CJKAnalyzer does
+Marks (vowel signs, required points) belong to the word they appear in. Chinese, Japanese and Korean
+are split into overlapping pairs of characters, as in Lucene's CJKAnalyzer
 (https://lucene.apache.org/core/9_11_0/analysis/common/org/apache/lucene/analysis/cjk/CJKAnalyzer.html);
-Thai, Lao, Khmer and Burmese, where a character is less, into triples. Optional points of Arabic and
-Hebrew and characters that are not seen go. Which language a text is in does not matter here:
+Thai, Lao, Khmer and Burmese, whose characters carry less, into triples. Optional points of Arabic
+and Hebrew and invisible characters are dropped. The text's language does not matter here:
 ``forage.retrieval.words.analyzer`` adds stems and stop words.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 _PLAIN_WORD = re.compile(r"[^\W_]+")
 
-# Kana, ideographs and Hangul, without the dot between words of Katakana.
+# Kana, ideographs and Hangul, without the dot between Katakana words.
 _PAIRED = (
     "\u3005-\u3007\u3040-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7a3\uf900-\ufaff"
@@ -24,9 +24,9 @@ _PAIRED = (
 _SOUTH_EAST_ASIAN = (
     *(range(0x0E01, 0x0E50), range(0x0E80, 0x0ED0), range(0x0EDC, 0x0EE0)),  # Thai, Lao
     *(range(0x1000, 0x1040), range(0x1050, 0x10A0), range(0xA9E0, 0xAA00), range(0xAA60, 0xAA80)),
-    range(0x1780, 0x17E0),  # Khmer; Burmese above
+    range(0x1780, 0x17E0),  # Khmer; Burmese is above
 )
-# Soft hyphens, joiners, marks of direction and variation selectors: typed, and never seen.
+# Invisible: soft hyphens, joiners, direction marks and variation selectors.
 _UNSEEN = (
     *(range(0x00AD, 0x00AE), range(0x034F, 0x0350), range(0x061C, 0x061D), range(0x180B, 0x180F)),
     *(range(0x200C, 0x2010), range(0x202A, 0x202F), range(0x2060, 0x2065), range(0x2066, 0x206A)),
@@ -39,12 +39,12 @@ _POINTS = (
     *(range(0x0670, 0x0671), range(0x06D6, 0x06DD), range(0x06DF, 0x06E5), range(0x06E7, 0x06E9)),
     *(range(0x06EA, 0x06EE), range(0x08D3, 0x08E2), range(0x08E3, 0x0900)),
 )
-# Two spellings of one letter, as keyboards of Arabic, Persian and Urdu give them.
+# Variants of one letter on Arabic, Persian and Urdu keyboards.
 _ONE_LETTER = {"ى": "ي", "ی": "ي", "ک": "ك", "ہ": "ه", "ە": "ه"}
 
 
 def _class(characters: Iterable[int]) -> str:
-    """Code points as the inside of a character class: ``\\u0e01-\\u0e3a``, run by run."""
+    """The code points as a regular-expression character class: ``\\u0e01-\\u0e3a``."""
     runs: list[list[int]] = []
     for code in sorted(characters):
         if runs and code == runs[-1][1] + 1:
@@ -55,7 +55,7 @@ def _class(characters: Iterable[int]) -> str:
 
 
 def _of_kind(kinds: str, codes: Iterable[int]) -> set[int]:
-    """The code points whose Unicode category begins with one of these letters."""
+    """The code points whose Unicode category starts with one of these letters."""
     return {code for code in codes if unicodedata.category(chr(code))[0] in kinds}
 
 
@@ -72,16 +72,16 @@ _FAR_MARKS = _class(_of_kind("M", range(0x10000, 0x1F000)))
 
 
 def _runs(paired: str, tripled: str, marks: str) -> re.Pattern[str]:
-    """Finds the runs of a text: characters cut into pairs, into triples, and whole words."""
+    """A pattern for the runs of a text: split into pairs, split into triples, and whole words."""
     letter = rf"[^\W_{paired}{tripled}]"
     return re.compile(rf"([{paired}]+)|([{tripled}]+)|({letter}+(?:[{marks}]+{letter}*)*)")
 
 
 _TRANSLATION = dict.fromkeys(_codes(_UNSEEN) | _codes(_POINTS)) | str.maketrans(_ONE_LETTER)
-# Letters of Europe with typographic quotes, dashes and spaces: nothing below is needed for them.
+# Latin letters, typographic quotes, dashes and spaces, which need none of the steps below.
 _BEYOND_LATIN = re.compile("[^\0-\u00ac\u00ae-\u02ff\u1e00-\u1eff\u2010-\u2027\u2030-\u205f]")
-# `re` looks up a class of characters in a table, unless one of them lies beyond U+FFFF: then it
-# tries range after range, some hundred times slower. So such characters have patterns of their own.
+# `re` looks up a character class in a table unless it reaches beyond U+FFFF; then it tries each
+# range in turn, about a hundred times slower. Such characters therefore have separate patterns.
 _IS_FAR = re.compile("[\U00010000-\U0010ffff]")
 _IS_TRANSLATED = re.compile(f"[{_class(code for code in _TRANSLATION if code < 0x10000)}]")
 _IS_CUT = re.compile(f"[{_PAIRED}{_TRIPLED}{_MARKS}]")
@@ -90,7 +90,7 @@ _FAR_RUNS = _runs(_PAIRED + _FAR_PAIRED, _TRIPLED, _MARKS + _FAR_MARKS)
 
 
 def words_by_script(text: str) -> list[str]:
-    """The lower-case words, pairs and triples of a text, in its order, after Unicode NFKC.
+    """The lower-case words, pairs and triples of a text, in order, after Unicode NFKC.
 
     ``"iPhone 手机壳 हिन्दी"`` gives ``["iphone", "手机", "机壳", "हिन्दी"]``.
     """
@@ -99,7 +99,7 @@ def words_by_script(text: str) -> list[str]:
     text = unicodedata.normalize("NFKC", text).lower()
     if not _BEYOND_LATIN.search(text):
         return _PLAIN_WORD.findall(text)
-    # The dot that lowering a Turkish capital leaves behind is part of its letter.
+    # Lower-casing a Turkish capital leaves a combining dot, which is part of the letter.
     text = text.replace("i\u0307", "i")
     is_far = _IS_FAR.search(text) is not None
     if is_far or _IS_TRANSLATED.search(text):

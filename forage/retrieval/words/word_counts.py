@@ -1,8 +1,8 @@
-"""The words of a block of texts, numbered and counted by compiled loops.
+"""Numbers and counts the words of a block of texts with compiled loops.
 
-Python meets each distinct word of a block once, to find its term; each single word is cut, found
-and counted by machine code, on bytes. A text that is not cut as plain ASCII is cut by the analyzer
-first and comes here as its words with spaces between them. Building loads this; searching does not.
+Python handles each distinct word of a block once, to find its term; machine code splits, finds and
+counts all words, on bytes. If a text needs more than ASCII splitting, the analyzer splits it first
+and it arrives here as words separated by spaces. Only building loads this file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forage.retrieval.words import plain_counts
 from forage.retrieval.words.analyzer import Analyzer
 from forage.retrieval.words.machine_code import HAS_COMPILER, compiled
 
-# Each byte as it stands in a word: letters small, 0 for what parts words, UTF-8 as it is.
+# Maps a byte to itself in lower case if it is part of a word, and to 0 if it separates words.
 _IN_WORDS = np.array(
     [ord(chr(byte).lower()) if byte >= 0x80 or chr(byte).isalnum() else 0 for byte in range(0x80)]
     + list(range(0x80, 0x100)),
@@ -29,10 +29,10 @@ _FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
 @dataclass(frozen=True, slots=True)
 class WordCounts:
-    """How often each text has each of its terms: pairs, those of a text together.
+    """How often each text contains each of its terms, as pairs grouped by text.
 
-    ``lengths_D`` int32 are words that count, ``ends_D`` int32 the end of each text's pairs,
-    ``terms_P`` int32 and ``counts_P`` uint8, or uint32 where one does not fit.
+    ``lengths_D`` int32: number of terms that count. ``ends_D`` int32: end of each text's pairs.
+    ``terms_P`` int32 and ``counts_P`` uint8, or uint32 if a count does not fit.
     """
 
     lengths_D: np.ndarray
@@ -42,13 +42,13 @@ class WordCounts:
 
 
 def count_words(texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int]) -> WordCounts:
-    """Cut and count texts; a term that has no number gets the next one, in order of appearance."""
+    """Splits and counts texts; a new term gets the next number, in order of appearance."""
     if HAS_COMPILER:
         found = _count_compiled(texts, analyzer, numbers)
     else:
         found = plain_counts.count_terms(texts, analyzer, numbers)
     lengths_D, ends_D, terms_P, counts_P = found
-    # A word is rarely in a text so often, and all pairs of a corpus wait to be scored.
+    # Counts are rarely this high, and the pairs of the whole corpus are kept until they are scored.
     smallest = np.uint8 if counts_P.max(initial=0) < 256 else np.uint32
     return WordCounts(lengths_D, ends_D, terms_P, counts_P.astype(smallest))
 
@@ -77,10 +77,10 @@ def _bytes_of(text: str, analyzer: Analyzer) -> bytes:
 
 @compiled
 def _cut(text: Any, ends_D: Any, in_words: Any) -> Any:
-    """Number the words of texts laid end to end, lowering them in place.
+    """Numbers the words of concatenated texts, lower-casing them in place.
 
-    Gives each word's number int32, the end of each text's words, and where each number's word
-    first stood. Numbers are found in a table of slots: a word begins to look at its hash's.
+    Returns each word's number (int32), the end of each text's words, and the place of each number's
+    first occurrence. Numbers are found in a hash table with linear probing.
     """
     word_ids = np.empty(len(text) // 2 + len(ends_D), dtype=np.int32)
     word_ends_D = np.empty(len(ends_D), dtype=np.int64)
@@ -157,7 +157,7 @@ def _are_same(text: Any, first: Any, last: Any, other: Any, other_last: Any) -> 
 
 @compiled
 def _pair(word_ids: Any, word_ends_D: Any, terms: Any, num_terms: Any) -> Any:
-    """Count the terms of each text; a word of term -1 does not count."""
+    """Counts the terms of each text; words with term -1 do not count."""
     lengths_D = np.zeros(len(word_ends_D), dtype=np.int32)
     pair_ends_D = np.empty(len(word_ends_D), dtype=np.int32)
     terms_P = np.empty(len(word_ids), dtype=np.int32)
@@ -194,9 +194,9 @@ def score_pairs(
     rows: Any,
     scores: Any,
 ) -> None:
-    """Write each pair of a block behind those of its term: its row, and its score in float32.
+    """Appends each pair of a block to its term's column: its row, and its score in float32.
 
-    ``heads_V`` is the next free place of each term's column.
+    ``heads_V``: the next free place of each term's column.
     """
     at = 0
     for row in range(len(ends_D)):
@@ -205,6 +205,6 @@ def score_pairs(
             place = heads_V[term]
             heads_V[term] = place + 1
             rows[place] = first_row + row
-            # In float64 and rounded once, as bm25s does.
+            # Computed in float64 and rounded once, as in bm25s.
             scores[place] = np.float64(idf_V[term]) * (tf / (norms_D[row] + tf))
             at += 1

@@ -231,7 +231,7 @@ def test_another_encoder_does_not_go_on_with_an_unfinished_build(
     out = tmp_path / "i"
     cut_short(texts, out, settings(model), monkeypatch)
     other = DenseBuild(EncoderChoice(str(model), dtype="float32", pooling="cls"), FlatSettings())
-    with pytest.raises(UserError, match="pooling 'mean', this one has 'cls'; .* --restart"):
+    with pytest.raises(UserError, match="pooling 'mean', but now it is 'cls'; .* --restart"):
         build(texts, out, other)
     anew = DenseBuild(other.encoder, other.faiss, is_restart=True)
     assert build(texts, out, anew).encoder.pooling == "cls"
@@ -322,7 +322,7 @@ def test_a_wrong_corpus_line_leaves_nothing_behind(model: Path, tmp_path: Path):
 
 
 def test_a_device_named_twice_is_an_error(texts: Path, model: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="names one twice: cpu, cpu"):
+    with pytest.raises(UserError, match="lists a device twice: cpu, cpu"):
         build(texts, tmp_path / "i", settings(model, devices=("cpu", "cpu")))
 
 
@@ -380,7 +380,9 @@ def test_an_encoder_that_gives_other_vectors_than_when_the_index_was_built_is_re
     probes = np.load(copy / "probes.npy")
     np.save(copy / "probes.npy", np.roll(probes, 1, axis=1))
     seal(copy)
-    with pytest.raises(UserError, match=r"gives other vectors for the same texts \(lowest cosine"):
+    with pytest.raises(
+        UserError, match=r"returns other vectors for the same texts \(lowest cosine"
+    ):
         open_index(copy)
 
 
@@ -388,7 +390,7 @@ def test_an_index_whose_encoder_runs_code_is_not_opened_unless_asked_for(copy: P
     tree = json.loads((copy / "manifest.json").read_text())
     tree["encoder"]["trust_remote_code"] = True
     (copy / "manifest.json").write_text(json.dumps(tree))
-    with pytest.raises(UserError, match="runs code of its own; .* --trust-remote-code"):
+    with pytest.raises(UserError, match="runs custom code; .* --trust-remote-code"):
         open_index(copy)
     with open_index(copy, OpenOptions(trust_remote_code=True, dtype="float32")) as index:
         assert len(index) == 300
@@ -429,7 +431,7 @@ def test_passages_longer_than_the_encoder_reads_are_counted_or_refused(
     build(tmp_path / "c.jsonl", tmp_path / "i", settings(model))
     [said] = [message for message in caplog.messages if "longer than" in message]
     assert "1 of 3 passages are longer than the 64 tokens that" in said
-    assert "538 of their 602 tokens are lost to the index (most in 'long')" in said
+    assert "lacks 538 of their 602 tokens (most in 'long')" in said
     with pytest.raises(UserError, match="1 of 3 passages are longer"):
         build(tmp_path / "c.jsonl", tmp_path / "j", settings(model, is_whole=True))
     caplog.clear()
@@ -447,6 +449,6 @@ def test_a_query_longer_than_the_encoder_reads_is_reported_once(
     assert [message for message in caplog.messages if "loses its last" in message] == [
         message
         for message in caplog.messages
-        if "a query of 102 tokens loses its last 38" in message
+        if "a query has 102 tokens and loses its last 38" in message
     ]
     assert len([message for message in caplog.messages if "loses its last" in message]) == 1

@@ -128,7 +128,7 @@ def test_a_build_that_lost_its_server_goes_on_without_encoding_again(
 ):
     place = QdrantOptions(qdrant_url=fake.url, collection="wiki")
     fake.failures_of = {proto.UpsertPoints: grpc.StatusCode.PERMISSION_DENIED}
-    with pytest.raises(UserError, match="PERMISSION_DENIED.*goes on where it stopped"):
+    with pytest.raises(UserError, match="PERMISSION_DENIED.*run the command again to continue"):
         make(corpus, tmp_path / "index", build, place)
     assert not (tmp_path / "index").exists()
     fake.failures_of = {}
@@ -164,7 +164,7 @@ def test_an_index_and_a_collection_that_do_not_fit_are_refused(
         open_index(out, EXACT)
     change_manifest(out, "distance", "cosine")
     change_manifest(out, "collection", "other")
-    with pytest.raises(UserError, match="no Qdrant collection 'other'"):
+    with pytest.raises(UserError, match="must contain the Qdrant collection 'other'"):
         open_index(out, EXACT)
     change_manifest(out, "collection", "forage")
     with open_index(out, EXACT) as index:  # and no refusal has kept the lock

@@ -52,7 +52,7 @@ def test_braces_and_placeholders_in_a_passage_are_text(title: str, text: str):
 
 @pytest.mark.parametrize("template", ["", "{title}", "{text}{text}", "{title}{title}{text}"])
 def test_a_template_needs_the_text_once(template: str):
-    with pytest.raises(UserError, match="needs {text} once"):
+    with pytest.raises(UserError, match="must contain {text} once"):
         check_template(template)
 
 

@@ -34,9 +34,9 @@ def tokens_of(letters: float, unknown: float = 0.0) -> Callable[[Sequence[str]],
     ("language", "letters", "unknown", "complaint"),
     [
         # Measured with MiniLM, then with a multilingual tokenizer.
-        ("ar", 0.97, 0.0, "ARABIC (1.0 letters a token, 0% unknown)"),
-        ("ru", 0.99, 0.0, "CYRILLIC (1.0 letters a token, 0% unknown)"),
-        ("zh", 0.89, 0.64, "CJK (0.9 letters a token, 64% unknown)"),
+        ("ar", 0.97, 0.0, "ARABIC (1.0 letters per token, 0% unknown)"),
+        ("ru", 0.99, 0.0, "CYRILLIC (1.0 letters per token, 0% unknown)"),
+        ("zh", 0.89, 0.64, "CJK (0.9 letters per token, 64% unknown)"),
         ("ja", 0.92, 0.24, "KANA"),
         ("th", 23.9, 0.86, "THAI"),
         ("hi", 0.71, 0.03, "DEVANAGARI"),

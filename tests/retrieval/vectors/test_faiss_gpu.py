@@ -93,7 +93,7 @@ def test_lists_go_to_the_gpus_named_in_float16_and_divided(
 
 def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, parts: list[Part]):
     build(tmp_path, FlatSettings(), clustered(50))
-    with pytest.raises(UserError, match="there is no GPU 4 here; FAISS sees 4"):
+    with pytest.raises(UserError, match="GPU 4 does not exist; FAISS sees 4"):
         open_faiss(tmp_path / "index", FlatSettings(), gpus=(0, 4))
     assert parts == []
 

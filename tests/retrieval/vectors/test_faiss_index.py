@@ -171,8 +171,8 @@ def test_links_and_the_beam_of_building_change_the_graph(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (ImportedSettings(probes=3), "--probes is for lists; the index is an IndexFlatIP"),
-        (ImportedSettings(ef_search=3), "--ef-search is for HNSW; the index is an IndexFlatIP"),
+        (ImportedSettings(probes=3), "--probes is for lists, but the index is an IndexFlatIP"),
+        (ImportedSettings(ef_search=3), "--ef-search is for HNSW, but the index is an IndexFlatIP"),
     ],
 )
 def test_a_setting_that_an_adopted_index_does_not_have_is_an_error(
@@ -194,7 +194,7 @@ def test_vectors_are_given_back(tmp_path: Path, settings: FaissSettings):
 @pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="this FAISS has GPU support")
 def test_gpus_are_refused_by_a_faiss_without_them(tmp_path: Path):
     build(tmp_path, FlatSettings(), clustered(50))
-    with pytest.raises(UserError, match="no GPU support: install faiss-gpu-cu12"):
+    with pytest.raises(UserError, match="no GPU support; replace faiss-cpu by faiss-gpu-cu12"):
         open_faiss(tmp_path / "index", FlatSettings(), gpus=(0,))
 
 

@@ -311,7 +311,7 @@ def test_a_directory_without_a_model_is_named(tmp_path: Path):
 def test_a_model_that_is_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        UserError, match="cannot load the encoder no/such: it is no directory here, and"
+        UserError, match="cannot load the encoder no/such: there is no such directory, and"
     ):
         open_encoder(EncoderChoice("no/such"), "cpu")
 
@@ -354,13 +354,13 @@ def test_code_of_a_model_is_not_run_unless_asked_for(tmp_path: Path):
 
 
 def test_a_length_beyond_the_model_s_is_an_error(tmp_path: Path):
-    with pytest.raises(UserError, match="--max-length 65 is beyond the 64 tokens"):
+    with pytest.raises(UserError, match="--max-length 65 exceeds the 64 tokens"):
         tiny(write_encoder(tmp_path / "m"), max_length=65)
 
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("gpu", "unknown device 'gpu'"), ("cuda:99", "there is no device cuda:99")],
+    [("gpu", "unknown device 'gpu'"), ("cuda:99", "device cuda:99 does not exist")],
 )
 def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str, message: str):
     with pytest.raises(UserError, match=message):

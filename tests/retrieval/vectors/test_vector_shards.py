@@ -98,7 +98,7 @@ def test_vectors_of_another_layout_are_forgotten(tmp_path: Path):
 def test_missing_shards_are_an_error_when_opened(tmp_path: Path):
     write_all(tmp_path / "v", random_vectors(9), "float16", per=3)
     next((tmp_path / "v").glob("00002-*.npy")).unlink()
-    with pytest.raises(UserError, match="lacks 1 of 3 shards of vectors, the first is number 2"):
+    with pytest.raises(UserError, match="lacks 1 of 3 shards of vectors .first: number 2"):
         open_vectors(tmp_path / "v")
 
 

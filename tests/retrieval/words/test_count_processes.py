@@ -128,7 +128,7 @@ def test_a_process_that_ends_is_an_error_and_leaves_nothing(
 ):
     monkeypatch.setattr(count_processes, "_PROGRAM", program)
     (tmp_path / "c.jsonl").write_bytes(b"\n".join(rows(0, 1000)))
-    with pytest.raises(UserError, match=f"a process that counts words has ended .{said}"):
+    with pytest.raises(UserError, match=f"a process that counts words ended early .{said}"):
         build_index(tmp_path / "c.jsonl", tmp_path / "i", show_progress=False)
     assert not two_processes
     assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]

@@ -126,7 +126,7 @@ def test_auto_asks_the_first_passages_and_a_later_language_is_said(
         manifest = build_index(corpus, tmp_path / "i", language="auto", show_progress=False)
     assert manifest.analyzer.language == "en"
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "words are cut for --language en, but the corpus is de 71%, en 29%" in said
+    assert "--language is en, but the corpus is de 71%, en 29%" in said
     assert "--language de fits it better" in said
     with open_index(tmp_path / "i") as index:
         assert len(index) == 300 + 720
@@ -177,6 +177,6 @@ def test_the_command_chooses_the_language_unless_it_is_given(
     capsys.readouterr()
     argv = ["index", "--corpus", str(chinese), "--out", str(tmp_path / "x"), "--language", "xx"]
     assert main(argv) == 2
-    assert "--language 'xx' is not known; it is one of auto, any, plain" in capsys.readouterr().err
+    assert "unknown --language 'xx'; choose one of auto, any, plain" in capsys.readouterr().err
     argv = ["index", "--corpus", str(chinese), "--estimate", "--language", "zh"]
     assert main(argv) == 0

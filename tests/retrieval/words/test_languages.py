@@ -65,13 +65,13 @@ def test_shares_leave_out_what_has_no_language():
     ("language", "codes", "complaint"),
     [
         ("en", "en zh th hi", None),  # split by script, whatever the language
-        ("en", "en en en de", "cut for --language en, but the corpus is en 75%, de 25%"),
-        ("en", "en en en de", "an index for each of them finds more"),
+        ("en", "en en en de", "--language is en, but the corpus is en 75%, de 25%"),
+        ("en", "en en en de", "separate indexes would find more"),
         ("en", "ru", "the corpus is ru 100% (--language ru fits it better)"),
         ("ru", "uk", "the corpus is uk 100% (--language any fits it better)"),
         ("ar", "fa", "(--language fa fits it better)"),
         ("any", "zh ja uk hi fa", None),
-        ("any", "en de", "an index for each of them finds more"),
+        ("any", "en de", "separate indexes would find more"),
         ("zh", "ja", None),
         ("plain", "en de no", None),
         ("plain", "zh", "the corpus is CJK 100% (--language zh fits it better)"),
@@ -92,7 +92,9 @@ def test_a_few_passages_of_another_language_are_no_misfit():
 def test_an_unknown_language_is_refused_with_those_there_are():
     for choice in CHOICES:
         require_language(choice)
-    with pytest.raises(UserError, match="'xx' is not known; it is one of auto, any, plain, ar"):
+    with pytest.raises(
+        UserError, match="unknown --language 'xx'; choose one of auto, any, plain, ar"
+    ):
         require_language("xx")
 
 
