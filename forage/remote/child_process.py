@@ -1,8 +1,8 @@
-"""A server as a child process: started, watched, and gone when we are.
+"""Runs a server as a child process that ends when this process does.
 
-The child has a process group of its own, so a Ctrl-C in the terminal reaches us and not it; and the
-kernel ends it if we are killed without a chance to. What it serves, and when it is ready, is its
-caller's to know.
+The child has its own process group, so Ctrl-C in the terminal reaches only this process; the kernel
+ends the child if this process is killed. The caller knows what the server serves and when it is
+ready.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 _STOP_S = 15.0
 _TAIL_LINES = 20
 
-# Runs between us and the server: asks the kernel to end it with its parent, leaves a watcher,
-# becomes the server. Python code in a forked child (preexec_fn) could deadlock on a lock that
-# another of our threads held. The watcher ends the server's group once the server has gone,
-# however it went: a model server that was killed left its engine behind, and a full device.
+# Runs between this process and the server: asks the kernel to end it with its parent, starts a
+# watcher, becomes the server. Python code in a forked child (preexec_fn) could deadlock on a lock
+# held by another thread. The watcher ends the server's group once the server is gone, however it
+# ended: a killed model server left its engine running and the device full.
 _DIE_WITH_PARENT = """
 import os, signal, sys
 if sys.platform == "linux":
@@ -50,7 +50,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class ChildProcess:
-    """One process, and its log; start it on a thread that lives as long as it is wanted.
+    """One process and its log; start it on a thread that lives as long as the process should.
 
     The kernel ties the child to the thread that started it.
     """
@@ -62,7 +62,7 @@ class ChildProcess:
         log_path: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``name`` is for messages; ``environment`` is all that it sees, None: what we see."""
+        """``name``: for messages. ``environment``: all of the child's variables; None: ours."""
         self._name = name
         self._command = tuple(command)
         self._log_path = log_path
@@ -72,18 +72,18 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also its group's."""
+        """The process id, which is also its group's id."""
         assert self._process is not None, "the server has not been started"
         return self._process.pid
 
     @property
     def status(self) -> int | None:
-        """The exit status; None while it runs."""
+        """The exit status; None while it is running."""
         assert self._process is not None, "the server has not been started"
         return self._process.poll()
 
     def start(self) -> None:
-        """Start it; raises ``UserError`` where its log cannot be written."""
+        """Starts the process; raises ``UserError`` if its log cannot be written."""
         self._log = self._open_log()
         wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
         self._process = subprocess.Popen(
@@ -96,7 +96,7 @@ class ChildProcess:
         )
 
     def stop(self) -> None:
-        """End it: SIGTERM, then SIGKILL if it takes too long; harmless when repeated."""
+        """Ends the process: SIGTERM, then SIGKILL if it takes too long; may be called again."""
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -116,7 +116,7 @@ class ChildProcess:
         assert self._log is not None, "the log is open while the server runs"
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").splitlines()
-        return "\n".join(lines[-_TAIL_LINES:]) or "(it said nothing)"
+        return "\n".join(lines[-_TAIL_LINES:]) or "(no output)"
 
     def _open_log(self) -> IO[bytes]:
         if self._log_path is None:
@@ -129,6 +129,6 @@ class ChildProcess:
 
 
 def _signal_group(process: subprocess.Popen[bytes], signum: int) -> None:
-    """Signal the process and whatever it started (its group has its id)."""
+    """Signals the process and everything it started (its group has its id)."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signum)

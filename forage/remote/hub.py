@@ -1,7 +1,7 @@
-"""Whether the hub of models answers: asked once, for seconds, before a library asks for a minute.
+"""Checks once, within seconds, whether the model hub answers, before libraries retry for a minute.
 
-``transformers`` and ``huggingface_hub`` try again and again, with two lines of warning each time.
-Where nobody answers, what was downloaded before is still used.
+``transformers`` and ``huggingface_hub`` retry many times, with two lines of warning each. If the
+hub is unreachable, models downloaded earlier are still used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PATIENCE_S = 5.0
 
 
 def only_downloaded(model: str) -> bool:
-    """Whether ``model`` is an id of the hub, and the hub cannot be asked for it."""
+    """Whether ``model`` is a hub id and the hub is offline or unreachable."""
     if Path(model).is_dir():
         return False
     from huggingface_hub import constants
@@ -30,9 +30,9 @@ def only_downloaded(model: str) -> bool:
 
 
 def refuse_unreachable(model: str, what: str, revision: str | None = None) -> None:
-    """Raise ``UserError`` for an id that was not downloaded, where the hub cannot be asked.
+    """Raises ``UserError`` for an id that is not downloaded if the hub is offline or unreachable.
 
-    ``what`` the model is to be, for the message: "the cross-encoder".
+    ``what``: the role of the model, for the message: "the cross-encoder".
     """
     if not only_downloaded(model):
         return
@@ -42,23 +42,24 @@ def refuse_unreachable(model: str, what: str, revision: str | None = None) -> No
     try:
         if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
             return
-    except HFValidationError:  # no id of the hub either
+    except HFValidationError:  # not a hub id either
         pass
     at = f" at {revision}" if revision else ""
     why = (
-        "HF_HUB_OFFLINE forbids to ask the hub"
+        "HF_HUB_OFFLINE forbids downloads"
         if constants.HF_HUB_OFFLINE
         else f"the hub ({constants.ENDPOINT}) cannot be reached"
     )
     raise UserError(
-        f"cannot load {what} {model!r}{at}: it is no directory here, it has not been downloaded, "
-        f"and {why}; name a directory, or download it first where there is a network"
+        f"cannot load {what} {model!r}{at}: there is no such directory, it has not been "
+        f"downloaded, and {why}; name a directory, or download the model first on a machine with "
+        "a network"
     )
 
 
 @cache
 def _answers(url: str) -> bool:
-    """Whether a server answers at ``url`` in time, whatever it says; says so where it does not."""
+    """Whether a server answers at ``url`` in time, whatever it replies; logs a warning if not."""
     failures = [f"no answer within {_PATIENCE_S:g} s"]
 
     def ask() -> None:
@@ -72,12 +73,12 @@ def _answers(url: str) -> bool:
         except OSError as error:
             failures.insert(0, str(getattr(error, "reason", error)))
 
-    # A thread, since no deadline of ours ends the search for a name.
+    # In a thread, because name resolution has no timeout.
     asking = Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_PATIENCE_S)
     said = list(failures)  # the thread may still write
     if said:
-        text = "%s cannot be reached (%s): only models that were downloaded before are found"
+        text = "%s cannot be reached (%s): only downloaded models can be used"
         LOG.warning(text, url, said[0])
     return not said

@@ -1,7 +1,7 @@
-"""One server that takes and gives JSON objects, asked once at a time: no retries, no opinions.
+"""A client of one server with JSON routes: one request at a time, no retries.
 
-For servers with routes of their own (the engines'), where what a failure means, and whether another
-server is asked instead, is decided above.
+For servers with custom routes (the engines), whose callers decide what a failure means and whether
+to try another server.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _MAX_REPLY_BYTES = 64 * 2**20
 
 
 class JsonServer:
-    """An address and a session; use it on one event loop, and close it."""
+    """An address and a session, for one event loop; must be closed."""
 
     def __init__(self, url: str, max_connections: int, keepalive_s: float = 0.0) -> None:
-        """``keepalive_s``: how long an idle connection may be used again; 0: never.
+        """``keepalive_s``: how long an idle connection may be reused; 0: never.
 
-        A server may close one at any time (uvicorn after 5 seconds, and after each error), and the
-        request that meets it fails without having been heard.
+        A server may close one at any time (uvicorn after 5 seconds, and after each error), and a
+        request that coincides with it fails unread.
         """
         self.url = url.rstrip("/")
         self._sender = HttpSender(max_connections, _MAX_REPLY_BYTES, keepalive_s=keepalive_s)
@@ -32,11 +32,11 @@ class JsonServer:
     async def post(
         self, path: str, body: dict[str, Any], timeout_s: float
     ) -> dict[str, Any] | RemoteFailure:
-        """What the server answers to ``body``; an empty reply is an empty object."""
+        """The reply to ``body``; an empty reply is an empty object."""
         return await self._ask(HttpRequest("POST", self.url + path, body=body), timeout_s)
 
     async def tell(self, path: str, body: dict[str, Any], timeout_s: float) -> RemoteFailure | None:
-        """As ``post``, for a route that answers with a sentence: only its success is read."""
+        """Like ``post``, for a route whose reply is not JSON: only the status is checked."""
         request = HttpRequest("POST", self.url + path, body=body)
         reply = await self._sender.send(request, timeout_s)
         return reply if isinstance(reply, RemoteFailure) else None

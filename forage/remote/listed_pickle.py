@@ -1,7 +1,7 @@
-"""Reads pickles that a stranger may have made: one may name any function for Python to call.
+"""Reads untrusted pickles, which may name any function for Python to call.
 
-Only the classes that its reader lists are found. The caller lists none that runs code when it is
-made, or given its state.
+Only classes on the reader's list are found. The list must have no class that runs code when it is
+created or given its state.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from forage.errors import UserError
 
 
 class ListedUnpickler(pickle.Unpickler):
-    """Finds the classes of ``listed`` (as ``module.name``) and no others."""
+    """Finds the classes in ``listed`` (as ``module.name``) and no others."""
 
     def __init__(self, file: BinaryIO, listed: Container[str], where: object) -> None:
-        """``where`` the pickle is, for the ``UserError`` of ``load``."""
+        """``where``: the pickle's location, for the ``UserError`` of ``load``."""
         super().__init__(file)
         self._listed, self._where = listed, where
 
@@ -26,5 +26,5 @@ class ListedUnpickler(pickle.Unpickler):
             return super().find_class(module, name)
         raise UserError(
             f"{self._where} is refused: its pickle names {module}.{name}, which such a file does "
-            "not need. It may have been made to run code on the machine that opens it"
+            "not need. It may have been made to run code on your machine"
         )

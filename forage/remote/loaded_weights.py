@@ -1,7 +1,7 @@
-"""Checks that a model's files held all of its weights, and that these are finite numbers.
+"""Checks that a model's files contain all of its weights, and that these are finite.
 
-transformers fills a weight that no file holds with random numbers and only logs it. Every loader
-asks here: of models that are sampled or trained, of encoders and of rerankers.
+transformers fills missing weights with random numbers and only logs it. All loaders use this check:
+of models that are sampled or trained, of encoders and of rerankers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def refuse_incomplete(
     unexpected: Collection[str] = (),
     mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]] = (),
 ) -> None:
-    """Raise ``UserError`` that names the weights which the files of ``what`` lack or have too many.
+    """Raises ``UserError`` that names missing, unexpected and mismatched weights of ``what``.
 
-    ``mismatched`` are names with the shape in the files and the shape in the model.
+    ``mismatched``: names with the shape in the files and the shape in the model.
     """
     faults = [f"lack {some(missing)}"] if missing else []
     faults += [f"hold {some(unexpected)}, for which the model has no place"] if unexpected else []
@@ -46,10 +46,10 @@ def refuse_incomplete(
 def refuse_faulty_loading(
     what: str, info: Mapping[str, Any], within: str = "", unused: str | None = None
 ) -> None:
-    """The same by what transformers says of a loading (``output_loading_info``).
+    """``refuse_incomplete`` for a report of transformers (``output_loading_info``).
 
-    Only names that begin with ``within`` count, and what is ``unused`` may be missing. An
-    ``unused`` also says that the model may be part of a larger one: other weights are left out.
+    Only names that start with ``within`` count. Names with ``unused`` in them may be missing; if it
+    is given, the model may also be part of a larger one, so unexpected weights are ignored.
     """
     missing, unexpected = (
         [name for name in info[kind] if name.startswith(within)]
@@ -62,13 +62,14 @@ def refuse_faulty_loading(
 
 
 def refuse_not_finite(what: str, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ``UserError`` that names the first of the weights with a NaN or an infinity."""
+    """Raises ``UserError`` that names the first weight with NaN or infinity."""
     for name, weight in weights:
         if count := _num_not_finite(weight):
             raise UserError(
-                f"{what}: {name} holds NaN or infinity in {count:,} of {weight.numel():,} numbers "
-                f"(as {str(weight.dtype).removeprefix('torch.')}); the file is damaged, its "
-                "training diverged, or its numbers do not fit this type (float16 ends at 65,504)"
+                f"{what}: {name} holds NaN or infinity in {count:,} of {weight.numel():,} "
+                f"numbers (as {str(weight.dtype).removeprefix('torch.')}); the file is damaged, "
+                "its training diverged, or its numbers do not fit this type (float16 ends at "
+                "65,504)"
             )
 
 
@@ -76,7 +77,7 @@ def _num_not_finite(weight: Tensor) -> int:
     if not weight.is_floating_point() or weight.is_meta or not weight.numel():
         return 0
     if weight.element_size() == 1:
-        weight = weight.float()  # torch adds no numbers of 8 bits
+        weight = weight.float()  # torch cannot sum 8-bit floats
     # A sum takes one pass and no memory; it may overflow although every number is finite.
     if bool(weight.sum().isfinite()):
         return 0
@@ -85,11 +86,10 @@ def _num_not_finite(weight: Tensor) -> int:
 
 @contextmanager
 def complete_loading(what: str, unused: str = "") -> Iterator[None]:
-    """Within it, transformers loads no model without one of its weights; raises ``UserError``.
+    """Makes transformers refuse to load a model that lacks a weight; raises ``UserError``.
 
-    For libraries that call transformers themselves and drop its report. Names with ``unused`` in
-    them may be missing. An encoder may be a part of a larger model, whose other weights are left
-    out.
+    For libraries that call transformers and drop its report. Names with ``unused`` in them may be
+    missing. An encoder may be part of a larger model, whose other weights are ignored.
     """
     from transformers import PreTrainedModel
 
@@ -112,6 +112,6 @@ def complete_loading(what: str, unused: str = "") -> Iterator[None]:
 
 
 def some(names: Collection[str]) -> str:
-    """The first three names, sorted, and how many more there are."""
+    """The first three names, sorted, and the number of others."""
     first = ", ".join(sorted(names)[:3])
     return first + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")

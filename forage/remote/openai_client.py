@@ -1,8 +1,8 @@
-"""A client of OpenAI's API: room for so many requests, retries, patience, and counts.
+"""A client of the OpenAI API: limits concurrency, retries, honours Retry-After, and counts.
 
-A caller hands over a path, a body and how to read the reply; it gets what was read, or a typed
-failure. A server that asks for patience (Retry-After) is given it by all requests at once. What is
-sent and what replies mean is the callers': the engines of model endpoints and the judge.
+A caller provides a path, a body and a function that reads the reply; it gets the function's result
+or a typed failure. A server's Retry-After delays all requests. The callers (the engines of model
+endpoints and the judge) decide what to send and what replies mean.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ logger = logging.getLogger(__name__)
 
 _MAX_REPLY_BYTES = 64 * 2**20
 
-# How servers say that prompt and completion do not fit: OpenAI and vLLM ("maximum context length",
-# "longer than the maximum model length", "too long to fit into the model"), SGLang ("longer than
-# the model's context length"), llama.cpp ("context size"), Anthropic ("prompt is too long").
+# How servers say that prompt and completion are too long: OpenAI and vLLM ("maximum context
+# length", "longer than the maximum model length", "too long to fit into the model"), SGLang
+# ("longer than the model's context length"), llama.cpp ("context size"), Anthropic ("prompt is too
+# long").
 _OVERFLOW = re.compile(
     r"context[ _](?:length|size|window)|maximum model length|max_model_len"
     r"|(?:prompt|input) [^.]{0,60}too long",
@@ -48,10 +49,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """What was asked of a server; tokens as the server counts (and bills) them.
+    """Counts of requests; tokens as the server counts (and bills) them.
 
-    ``failures`` by kind, for what failed in the end; an overflow of the context is counted as
-    ``context_overflow``.
+    ``failures``: final failures by kind; a context overflow is counted as ``context_overflow``.
     """
 
     requests: int = 0
@@ -61,7 +61,7 @@ class RequestCounts:
 
 
 class OpenAIClient:
-    """One HTTP session to one server; use it on one event loop, and close it."""
+    """One HTTP session to one server, for one event loop; must be closed."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class OpenAIClient:
         patience: Patience,
         max_concurrent_requests: int,
     ) -> None:
-        """``name`` is for the log; paths such as ``/chat/completions`` hang under ``base_url``."""
+        """``name``: for the log. ``base_url``: precedes paths such as ``/chat/completions``."""
         self._name = name
         self._base_url = base_url
         self._patience = patience
@@ -94,9 +94,9 @@ class OpenAIClient:
         read: Callable[[dict[str, Any]], T],
         deadline: float = math.inf,
     ) -> T | RemoteFailure:
-        """Post ``body``: what ``read`` makes of the reply, or why there is none.
+        """Posts ``body``; returns what ``read`` makes of the reply, or a failure.
 
-        ``read`` raises ``BadReply``; ``deadline`` is the loop's time, for all tries together.
+        ``read`` raises ``BadReply``; ``deadline``: the loop's time, for all tries together.
         """
 
         async def attempt(tries: int) -> T | RemoteFailure:
@@ -118,12 +118,12 @@ class OpenAIClient:
         return outcome
 
     async def list_models(self) -> ModelList | None:
-        """What the server says it serves; None where it does not say."""
+        """The models that the server lists; None if it lists none."""
         document = await self._send(HttpRequest("GET", f"{self._base_url}/models"), math.inf)
         return None if isinstance(document, RemoteFailure) else read_models(document)
 
     async def is_there(self) -> bool:
-        """Whether anything answers at its address, be it a refusal."""
+        """Whether anything answers at its address, even with an error."""
         request = HttpRequest("GET", f"{self._base_url}/models")
         outcome = await self._send(request, math.inf)
         return not isinstance(outcome, RemoteFailure) or outcome.status != 0
@@ -132,7 +132,7 @@ class OpenAIClient:
         await self._sender.close()
 
     async def _send(self, request: HttpRequest, deadline: float) -> dict[str, Any] | RemoteFailure:
-        """Send once, when there is room and the server does not want to be left alone."""
+        """Sends once, when there is room and no Retry-After is pending."""
         loop = asyncio.get_running_loop()
         async with self._room:
             while (wait_s := min(self._not_before, deadline) - loop.time()) > 0:
@@ -152,7 +152,7 @@ class OpenAIClient:
         return _without_credit(reply)
 
     def _read_document(self, reply: HttpReply) -> dict[str, Any] | RemoteFailure:
-        """The JSON object of a reply, unless it is an error that came with status 200."""
+        """The JSON object of a reply, unless it is an error sent with status 200."""
         document = read_object(reply)
         if isinstance(document, RemoteFailure):
             return document
@@ -162,7 +162,7 @@ class OpenAIClient:
         return document
 
     def _count_failure(self, failure: RemoteFailure) -> None:
-        """Count it, and say the first of each kind: the metrics count the others."""
+        """Counts a failure and logs the first of each kind; metrics have the others."""
         name = "context_overflow" if is_overflow(failure) else failure.kind.value
         self._failures[name] += 1
         level = logging.WARNING if self._failures[name] == 1 else logging.DEBUG
@@ -175,14 +175,14 @@ def is_overflow(failure: RemoteFailure) -> bool:
 
 
 def _without_credit(failure: RemoteFailure) -> RemoteFailure:
-    """OpenAI says 429 also to those who must pay first: waiting does not help them."""
+    """OpenAI also replies 429 if credit has run out, and then waiting does not help."""
     if failure.status == 429 and failure.said.startswith("insufficient_quota "):
         return replace(failure, may_pass=False)
     return failure
 
 
 def _status_inside(document: dict[str, Any]) -> int:
-    """The HTTP status that an error document under HTTP 200 speaks of; 500 where it is silent."""
+    """The HTTP status named in an error document sent with status 200; 500 if there is none."""
     error = document.get("error")
     code = error.get("code") if isinstance(error, dict) else document.get("code")
     if isinstance(code, str) and code.isdecimal():

@@ -1,8 +1,8 @@
-"""What servers of OpenAI's API reply, as far as it is read: choices, their ends, and usage.
+"""Reads replies of OpenAI-compatible servers: choices, finish reasons, and usage.
 
-Takes documents of any server and gives plain values. Unknown fields are ignored; a field that is
-missing or of another type raises ``BadReply``. The fields ``token_ids`` and ``prompt_token_ids`` of
-a choice are what vLLM and SGLang send for ``return_token_ids``.
+Takes documents of any server and returns plain values. Unknown fields are ignored; a missing field
+or one of another type raises ``BadReply``. vLLM and SGLang add the fields ``token_ids`` and
+``prompt_token_ids`` to a choice for ``return_token_ids``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENDS: dict[str, FinishReason] = {
     "length": FinishReason.LENGTH,
     "max_tokens": FinishReason.LENGTH,
 }
-# The policy of the provider has decided: another try would end in the same way.
+# The provider's policy decided: a retry would end in the same way.
 _FINAL_ENDS = ("content_filter", "tool_calls", "function_call")
 
 
@@ -50,7 +50,7 @@ class _Choice(Shape):
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that was hit, where the server says so (vLLM, SGLang)."""
+        """The stop string that was hit, if the server reports it (vLLM, SGLang)."""
         hit = self.stop_reason if self.stop_reason is not None else self.matched_stop
         return hit if isinstance(hit, str) else None
 
@@ -81,7 +81,7 @@ class ChatChoice(_Choice):
 
     @property
     def text(self) -> str:
-        """What the model wrote; "" where hidden reasoning left no room for anything."""
+        """What the model wrote; "" if hidden reasoning used up the limit."""
         content = self.message.content
         if isinstance(content, list):
             content = "".join(part.text for part in content if part.type == "text")
@@ -117,9 +117,9 @@ class _UsageReply(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as the server counted them.
+    """Token counts reported by the server.
 
-    Cached ones are among the prompt's, those of hidden reasoning among the completion's.
+    Cached tokens are part of the prompt's, hidden reasoning tokens part of the completion's.
     """
 
     prompt_tokens: int = 0
@@ -147,7 +147,7 @@ class ModelList(Shape):
         return [card.id for card in self.data]
 
     def max_tokens_of(self, name: str) -> int | None:
-        """The context of the model, where the server tells it (vLLM)."""
+        """The model's context length, if the server reports it (vLLM)."""
         return next((card.max_model_len for card in self.data if card.id == name), None)
 
 
@@ -165,7 +165,7 @@ def read_chat(document: dict[str, Any]) -> ChatChoice:
 
 
 def read_usage(document: dict[str, Any]) -> Usage:
-    """What the request used; nothing where the server does not say."""
+    """The tokens that the request used; zeros if the server does not say."""
     try:
         usage = _UsageReply.model_validate(document.get("usage") or {})
     except ValidationError:
@@ -180,7 +180,7 @@ def read_usage(document: dict[str, Any]) -> Usage:
 
 
 def read_models(document: dict[str, Any]) -> ModelList | None:
-    """The list of models, or None where it is none."""
+    """The list of models, or None if the document is not one."""
     try:
         return ModelList.model_validate(document)
     except ValidationError:
@@ -191,4 +191,4 @@ def _read(shape: type[R], document: dict[str, Any]) -> R:
     try:
         return shape.model_validate(document)
     except ValidationError as error:
-        raise BadReply(f"the reply is no completion: {first_wrong(error)}") from None
+        raise BadReply(f"the reply is not a completion: {first_wrong(error)}") from None

@@ -1,7 +1,7 @@
-"""Functions of the user's, run beside the event loop: a call that hangs holds up nothing.
+"""Runs the user's functions outside the event loop, so that a hanging call blocks nothing.
 
-Tools (``environment/tools``) and a search of one's own (``retrieval/client``) are called through
-this. Deadlines, and what a failure means, are the caller's.
+Used for tools (``environment/tools``) and custom search functions (``retrieval/client``). Callers
+handle deadlines and decide what a failure means.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _MAX_HUNG_THREADS = 32
 
 
 class TooManyHangError(RuntimeError):
-    """So many calls of the function have not come back that it is not called again."""
+    """Too many calls of the function hang, so it is not called any more."""
 
 
 def run_beside(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
-    """``function`` of one argument as an async one, whether it is async or not.
+    """Makes ``function``, sync or async and of one argument, an async function.
 
-    Each call of a sync one has a daemon thread of its own, so that it holds up neither the loop
-    nor the exit. After ``_MAX_HUNG_THREADS`` that do not come back, further calls raise
-    ``TooManyHangError`` at once.
+    Each call of a sync function gets a daemon thread, so it blocks neither the loop nor the exit.
+    If ``_MAX_HUNG_THREADS`` calls have not returned, further calls raise ``TooManyHangError`` at
+    once.
     """
     if inspect.iscoroutinefunction(function):
         return function
@@ -35,7 +35,7 @@ def run_beside(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]
         if len(under_way) >= _MAX_HUNG_THREADS:
             raise TooManyHangError("too many calls hang")
         result: Future[Any] = Future()
-        result.set_running_or_notify_cancel()  # so that a call given up can still end
+        result.set_running_or_notify_cancel()  # so that an abandoned call can still finish
 
         def work() -> None:
             settle: Callable[[Any], None]

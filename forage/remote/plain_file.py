@@ -1,7 +1,7 @@
-"""Reads files that a stranger may have made: regular files only, each within a size.
+"""Reads untrusted files: only regular files, each up to a size limit.
 
-Opening a named pipe blocks, a device may never end, and Python's parsers have no limits. Whatever
-reads the records, settings or figures of a run reads them through this file.
+Opening a named pipe blocks, a device may be endless, and Python's parsers have no limits. Records,
+settings and figures of runs are read through this file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from forage.errors import UserError
 def open_plain(path: Path, what: str = "") -> BinaryIO:
     """Opens a regular file for reading; raises ``UserError`` for anything else.
 
-    ``what`` the file is stands before its path in the message: "the config ".
+    ``what``: precedes the path in the message: "the config ".
     """
     try:
-        # Without O_NONBLOCK opening a pipe waits for its writer.
+        # Without O_NONBLOCK, opening a pipe waits for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise UserError(f"cannot read {what}{path}: {error.strerror}") from error
@@ -36,7 +36,9 @@ def read_plain(path: Path, max_bytes: int, what: str = "") -> bytes:
     with open_plain(path, what) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise UserError(f"{path} has more than {max_bytes:,} bytes; Forage reads no more of it")
+        raise UserError(
+            f"{path} has more than {max_bytes:,} bytes, the most that Forage reads of it"
+        )
     return content
 
 

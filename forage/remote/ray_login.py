@@ -1,4 +1,4 @@
-"""Joining a Ray that runs already, with the token that it may ask for."""
+"""Joins a running Ray cluster, with its token if it needs one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def join_ray(address: str | None, **options: Any) -> None:
-    """``ray.init`` at ``address``; raises what that raises.
+    """Calls ``ray.init`` for ``address``, with the user's token; raises what that raises.
 
-    ``ray start`` asks for a token wherever this user has one (``~/.ray/auth_token``), and a Ray
-    that a script began for itself writes one. ``ray.init`` with an address shows none unless it is
-    told to. A Ray that asks for none takes no offence; a ``RAY_AUTH_MODE`` that is set decides.
+    ``ray start`` requires a token if the user has one (``~/.ray/auth_token``), and a Ray started by
+    a script writes one, but ``ray.init`` with an address sends it only if told to. A cluster
+    without authentication ignores it; if ``RAY_AUTH_MODE`` is set, it decides.
     """
     import ray
     from ray._private.authentication.authentication_token_setup import (

@@ -1,9 +1,9 @@
-"""One request to somebody else's server, sent once, sorted into a reply or a typed failure.
+"""Sends one request to an external server; returns its reply or a typed failure.
 
-Nothing above this file sees an exception of the HTTP library. A reply is read up to a cap, a
-redirect is never followed (the key is for this address), and no secret is in what is said of a
-failure: servers repeat keys in error messages, HTTP libraries repeat addresses. When to try again
-is ``retry.py``'s; what a reply means is its reader's.
+Callers see no exception of the HTTP library. A reply is read up to a limit, redirects are not
+followed (the key is for this address only), and failures contain no secrets: servers repeat keys in
+error messages, HTTP libraries repeat URLs. ``retry.py`` decides when to retry; readers decide what
+a reply means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from forage.types import FailureKind
 
-# No server is given more time than this on its word alone.
+# A server's Retry-After is honoured up to this.
 MAX_RETRY_AFTER_S = 600.0
 
 _MAX_DETAIL_CHARS = 300
@@ -30,7 +30,7 @@ _MAX_SAID_CHARS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What is sent: ``params`` go into the address, ``body`` (where there is one) is JSON."""
+    """A request: ``params`` become part of the URL, ``body`` (if any) is sent as JSON."""
 
     method: Literal["GET", "POST"]
     url: str
@@ -41,7 +41,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """What came with status 200."""
+    """A reply with status 200."""
 
     body: bytes
     content_type: str
@@ -49,11 +49,11 @@ class HttpReply:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFailure:
-    """Why a request gave nothing; ``may_pass`` where the same request may do better later.
+    """Why a request failed; ``may_pass``: whether the same request may succeed later.
 
-    ``status`` is the HTTP status of an error, 0 where there was none. ``retry_after_s`` is the
-    server's own wish, at most ``MAX_RETRY_AFTER_S``. ``said`` is all that an error document says,
-    its code and its message, where ``detail`` is cut to a line; neither holds a secret.
+    ``status``: the HTTP status of an error, otherwise 0. ``retry_after_s``: what the server asked
+    for, at most ``MAX_RETRY_AFTER_S``. ``said``: code and message of an error document, of which
+    ``detail`` is one line; neither contains secrets.
     """
 
     kind: FailureKind
@@ -65,14 +65,14 @@ class RemoteFailure:
 
     @property
     def was_answered(self) -> bool:
-        """Whether a reply arrived that cannot be used: a paid server has billed it."""
+        """Whether an unusable reply arrived, which a paid server has billed."""
         return not self.status and self.kind not in (FailureKind.TIMEOUT, FailureKind.UNAVAILABLE)
 
 
 class BadReply(ValueError):
-    """A reply that came whole and cannot be used; raised by what reads replies.
+    """A complete reply that cannot be used; raised by readers of replies.
 
-    ``status`` is the code that an error document under HTTP 200 names, where it names one.
+    ``status``: the code in an error document sent with HTTP 200, if there is one.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class BadReply(ValueError):
 
 
 class Shape(BaseModel):
-    """A part of what travels; a field that is not read is ignored."""
+    """Part of a message; unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     @classmethod
     def check(cls, document: Any) -> Self:
-        """A document as this shape; raises ``BadReply``."""
+        """Parses a document; raises ``BadReply``."""
         try:
             return cls.model_validate(document)
         except ValidationError as error:
@@ -103,14 +103,14 @@ class Shape(BaseModel):
 
 
 def first_wrong(error: ValidationError) -> str:
-    """What is wrong first in a document, and where: ``choices.0.text: Field required``."""
+    """The first error in a document, and its place: ``choices.0.text: Field required``."""
     first = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 class HttpSender:
-    """One HTTP session, opened on the event loop that first sends; close it in the end."""
+    """One HTTP session, opened on the event loop that first sends; must be closed."""
 
     def __init__(
         self,
@@ -120,10 +120,10 @@ class HttpSender:
         secrets: Sequence[str] = (),
         keepalive_s: float = 15.0,
     ) -> None:
-        """``bearer`` goes out with each request; it and ``secrets`` are never said.
+        """``bearer`` is sent with each request; it and ``secrets`` are hidden in all messages.
 
-        ``keepalive_s``: how long an idle connection is kept; below the server's own patience, or
-        a request now and then meets a connection that is just being closed.
+        ``keepalive_s``: how long an idle connection is kept. It must be shorter than the server's
+        timeout, or some requests will use a connection that is being closed.
         """
         self._bearer = bearer
         self._secrets = (*secrets, *([bearer.get_secret_value()] if bearer else []))
@@ -133,7 +133,7 @@ class HttpSender:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, request: HttpRequest, timeout_s: float) -> HttpReply | RemoteFailure:
-        """Send once: the reply, or why there is none."""
+        """Sends once; returns the reply or a failure."""
         try:
             session = self._session or self._open_session()
             async with session.request(
@@ -149,10 +149,10 @@ class HttpSender:
         except TimeoutError:
             return RemoteFailure(FailureKind.TIMEOUT, f"no reply within {timeout_s:.3g} s")
         except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
-            # Here and below only the kind of error: its text may repeat the address, or headers.
+            # Here and below only the type of the error: its text may contain the URL or headers.
             name = type(error).__name__
-            return RemoteFailure(FailureKind.MALFORMED, f"not a whole HTTP reply ({name})")
-        except (aiohttp.ClientError, OSError, UnicodeError) as error:  # a name that is no host's
+            return RemoteFailure(FailureKind.MALFORMED, f"the HTTP reply was incomplete ({name})")
+        except (aiohttp.ClientError, OSError, UnicodeError) as error:  # an invalid host name
             name = type(error).__name__
             return RemoteFailure(FailureKind.UNAVAILABLE, f"cannot be reached ({name})")
         if response.status != 200:
@@ -167,7 +167,7 @@ class HttpSender:
     def failure_of_status(
         self, status: int, document: bytes | str, retry_after_s: float = 0.0
     ) -> RemoteFailure:
-        """What an HTTP status other than 200 means; ``document`` is what the server says of it."""
+        """The failure for an HTTP status other than 200; ``document``: the server's explanation."""
         code, message = _read_error(document)
         said = self.hide(f"{code} {message}")[:_MAX_SAID_CHARS]
         line = self._one_line(message)
@@ -180,13 +180,13 @@ class HttpSender:
         return RemoteFailure(kind, detail, may_pass, status, retry_after_s, said)
 
     def failure_of_reply(self, error: BadReply) -> RemoteFailure:
-        """A reply that cannot be used, as a failure."""
+        """The failure for an unusable reply."""
         if error.status is not None:
             return self.failure_of_status(error.status, str(error))
         return RemoteFailure(error.kind, self._one_line(str(error)), error.may_pass)
 
     def hide(self, text: str) -> str:
-        """``text`` with each secret blotted out, also where an address spells it in percent."""
+        """``text`` with each secret replaced by ``***``, also if percent-encoded."""
         for secret in self._secrets:
             spellings = (f"(?:{re.escape(c)}|%{ord(c):02X}|%{ord(c):02x})" for c in secret)
             text = re.sub("".join(spellings), "***", text)
@@ -199,7 +199,7 @@ class HttpSender:
 
     def _one_line(self, text: str) -> str:
         hidden = self.hide(text[:_MAX_SAID_CHARS])
-        # Without control characters: it is logged, and a terminal may read the log.
+        # Without control characters: it is logged, and a terminal may show the log.
         shown = "".join(c if c.isprintable() else " " for c in hidden)
         return " ".join(shown.split())[:_MAX_DETAIL_CHARS]
 
@@ -216,7 +216,7 @@ class HttpSender:
 
 
 def read_object(reply: HttpReply) -> dict[str, Any] | RemoteFailure:
-    """The JSON object that a reply is, or what it is instead."""
+    """The JSON object in a reply, or a failure."""
     try:
         document = json.loads(reply.body)
     except (ValueError, RecursionError):
@@ -230,7 +230,7 @@ def read_object(reply: HttpReply) -> dict[str, Any] | RemoteFailure:
 def retry_after_seconds(retry_after: str | None) -> float:
     """``Retry-After`` (a number or a date) in seconds, at most ``MAX_RETRY_AFTER_S``.
 
-    0.0 where it is absent, unreadable or in the past.
+    0.0 if it is missing, invalid or in the past.
     """
     if retry_after is None:
         return 0.0
@@ -244,11 +244,11 @@ def retry_after_seconds(retry_after: str | None) -> float:
         if until.tzinfo is None:
             until = until.replace(tzinfo=UTC)
         seconds = (until - datetime.now(UTC)).total_seconds()
-    return min(seconds, MAX_RETRY_AFTER_S) if seconds > 0 else 0.0  # "nan" is 0.0 too
+    return min(seconds, MAX_RETRY_AFTER_S) if seconds > 0 else 0.0  # also 0.0 for "nan"
 
 
 async def read_up_to(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """The body, or a little more than ``max_bytes`` of it."""
+    """The body, truncated a little beyond ``max_bytes``."""
     body = bytearray()
     async for piece in response.content.iter_chunked(2**16):
         body += piece
@@ -258,10 +258,10 @@ async def read_up_to(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
 
 
 def _read_error(document: bytes | str) -> tuple[str, str]:
-    """The code and the message of an error document, "" for what it lacks.
+    """The code and message of an error document; "" if missing.
 
-    ``{"error": {"code": "x", "message": "why"}}`` is ``("x", "why")``; a plain text is a message;
-    markup says nothing.
+    ``{"error": {"code": "x", "message": "why"}}`` is ``("x", "why")``; plain text is a message;
+    markup is ignored.
     """
     inside: Any = document
     if isinstance(document, bytes):

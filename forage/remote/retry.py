@@ -1,7 +1,7 @@
-"""Trying again: how often, with which pauses, and until when.
+"""Retries requests: how often, with which pauses, and until when.
 
-One loop for everything that asks a server. What is asked, of which server, and what each try costs
-is the caller's; what a failure is, ``request.py``'s.
+The only retry loop for requests to servers. Callers decide what to send, to which server, and at
+what cost; ``request.py`` defines failures.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from forage.remote.request import RemoteFailure
 T = TypeVar("T")
 
 _MAX_BILLED = 2
-_JITTER = random.Random()  # its own: a run's seeded generators stay untouched
+_JITTER = random.Random()  # separate: a run's seeded generators must not change
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How patiently a server is asked: ``timeout_s`` is for one try.
+    """How patiently to retry; ``timeout_s``: per try.
 
-    Without ``max_retries`` a deadline alone ends it. If ``is_paid``, the second reply that cannot
-    be used is final: each of them is billed.
+    Without ``max_retries``, only the deadline ends it. If ``is_paid``, the second unusable reply is
+    final, because each one is billed.
     """
 
     timeout_s: float
@@ -36,9 +36,9 @@ class Patience:
     is_paid: bool = False
 
     def pause_s(self, tries: int) -> float:
-        """The pause after ``tries`` + 1 tries: doubled each time.
+        """The pause after try number ``tries`` (from 0): doubled each time, with jitter.
 
-        With jitter, so that many clients do not come back together.
+        Jitter keeps many clients from returning at the same time.
         """
         pause_s = min(self.first_pause_s * 2**tries, self.longest_pause_s)
         return pause_s * _JITTER.uniform(0.5, 1.5)
@@ -50,12 +50,12 @@ async def retry(
     deadline: float = math.inf,
     needs_pause: Callable[[], bool] = lambda: True,
 ) -> T | RemoteFailure:
-    """What ``attempt(0)``, ``attempt(1)``, ... gives, or the last failure.
+    """The result of ``attempt(0)``, ``attempt(1)``, ..., or the last failure.
 
-    Ends with a failure that will not pass, when the retries are used up, and where the next try
-    would begin after ``deadline`` (the loop's time). A server's wish to be left alone is granted
-    as long as one more try fits behind it: its word alone must not end a search that has time left.
-    Without ``needs_pause()`` (there is another server) the next try follows at once.
+    Ends with a permanent failure, after the last retry, or if the next try would start after
+    ``deadline`` (the loop's time). A server's Retry-After is honoured as long as one more try fits
+    after it: it alone must not end a search that has time left. If ``needs_pause()`` is false
+    (there is another server), the next try follows at once.
     """
     loop = asyncio.get_running_loop()
     tries = num_billed = 0

@@ -1,7 +1,7 @@
-"""Secrets of users: the bearer token that server and clients share, a provider's key; never logged.
+"""Reads secrets: the bearer token shared by server and clients, and API keys. Never logs them.
 
-Every secret is read here, so that each file gets the same check: nobody else may read it. What a
-secret may look like is checked by its reader; sending it is ``request.py``'s.
+All secrets are read here, so that every file gets the same check: only its owner may read it. The
+readers check the form of a secret; ``request.py`` sends it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from forage.errors import UserError
 
 VARIABLE = "FORAGE_TOKEN"
 
-# What RFC 6750 lets stand behind "Bearer ".
+# The token characters that RFC 6750 allows after "Bearer ".
 _LEGAL = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 def read_secret_file(path: Path, name: str, kind: str) -> str:
-    """The text without the space around it; ``name`` says whose file it is, ``kind`` what it holds.
+    """The stripped text of a file; ``name``: the setting, ``kind``: the secret, for messages.
 
-    Raises ``UserError`` for a file that cannot be read, or that everybody may read.
+    Raises ``UserError`` for a file that cannot be read, or that everyone may read.
     """
     try:
         mode = path.stat().st_mode
@@ -34,7 +34,7 @@ def read_secret_file(path: Path, name: str, kind: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {name} {path}: {error}") from None
     if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-        raise UserError(f"{path} holds a {kind} and everybody may read it; run: chmod 600 {path}")
+        raise UserError(f"{path} contains a {kind} and everyone may read it; run: chmod 600 {path}")
     return text.strip()
 
 
@@ -44,10 +44,10 @@ def read_key(
     variable: str | None,
     environment: Mapping[str, str] | None = None,
 ) -> SecretStr | None:
-    """The key in ``file``, else in the environment's ``variable``; None where neither is given.
+    """The key in ``file``, otherwise in the environment's ``variable``; None without both.
 
-    ``owner`` is the section of settings whose ``key_file`` and ``key_variable`` these are. Raises
-    ``UserError``, which never shows the key, for one that is not there or cannot be sent.
+    ``owner``: the settings section with this ``key_file`` and ``key_variable``. Raises
+    ``UserError``, which never shows the key, if it is missing or cannot be sent.
     """
     if file is not None:
         text, origin = read_secret_file(file, f"{owner}.key_file", "key"), str(file)
@@ -56,15 +56,15 @@ def read_key(
         if found is None:
             raise UserError(
                 f"the key of {owner} is read from the variable {variable}, which is not set: "
-                f"export {variable}, or name a file that holds the key with {owner}.key_file"
+                f"export {variable}, or set {owner}.key_file to a file with the key"
             )
         text, origin = found.strip(), f"the variable {variable}"
     else:
         return None
-    # It becomes part of a header, which holds neither spaces nor line breaks nor umlauts.
+    # It becomes part of a header, which cannot have spaces, line breaks or non-ASCII letters.
     if not text or not text.isascii() or not text.isprintable() or " " in text:
-        what = "holds characters that a key cannot have" if text else "is empty"
-        raise UserError(f"{origin} {what}; it must hold the key of {owner} alone")
+        what = "contains characters that a key cannot have" if text else "is empty"
+        raise UserError(f"{origin} {what}; it must contain only the key of {owner}")
     return SecretStr(text)
 
 
@@ -73,12 +73,12 @@ def read_token(
     given: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> SecretStr | None:
-    """The token of the file, else the given one, else the environment's; None without any.
+    """The token in the file, or the given one, or the environment's; None without any.
 
-    Raises ``UserError`` for two at once, an unreadable file, or a text that is no token.
+    Raises ``UserError`` for two at once, an unreadable file, or an invalid token.
     """
     if token_file is not None and given is not None:
-        raise UserError("--token and --token-file both name a token; leave one of them out")
+        raise UserError("--token and --token-file both give a token; leave one of them out")
     if token_file is not None:
         return _checked(read_secret_file(token_file, "the token file", "token"), str(token_file))
     if given is not None:
@@ -90,7 +90,7 @@ def read_token(
 def is_token(token: SecretStr, authorization: bytes) -> bool:
     """Whether an ``Authorization`` header carries the token.
 
-    Compared in constant time, so that a guess learns nothing from how long it took.
+    Compares in constant time, so that the duration reveals nothing about a guess.
     """
     scheme, _, credentials = authorization.partition(b" ")
     expected = token.get_secret_value().encode("ascii")
@@ -99,7 +99,7 @@ def is_token(token: SecretStr, authorization: bytes) -> bool:
 
 def _checked(text: str, source: str) -> SecretStr:
     if not _LEGAL.fullmatch(text):
-        what = "is empty" if not text else "holds characters that a bearer token cannot have"
+        what = "is empty" if not text else "contains characters that a bearer token cannot have"
         raise UserError(
             f"the token of {source} {what}; use letters, digits and . _ ~ + / - "
             "(for example from: openssl rand -hex 32)"

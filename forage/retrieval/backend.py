@@ -1,6 +1,6 @@
-"""What every search engine behind the service offers: rows and scores for a batch of queries.
+"""The interface of every search engine behind the service: rows and scores for queries.
 
-A backend knows row numbers only; ``forage.retrieval.index.index`` turns rows into passages.
+A backend knows only row numbers; ``forage.retrieval.index.index`` turns rows into passages.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A row of the corpus and how well it answers (higher is better)."""
+    """A row of the corpus and its score (higher is better)."""
 
     row: int
     score: float
 
 
 class Backend(Protocol):
-    """One way of searching a corpus; called from one thread at a time."""
+    """One way to search a corpus; called from one thread at a time."""
 
     @property
     def name(self) -> str: ...
@@ -32,20 +32,20 @@ class Backend(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Passages that can be found."""
+        """Number of passages that can be found."""
         ...
 
     def close(self) -> None:
-        """Let go of files, processes and connections; harmless when repeated."""
+        """Releases files, processes and connections; may be called again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """How an index of vectors is opened on this machine; None is what the machine does best.
+    """How to open an index of vectors on this machine; None means the machine's best choice.
 
-    ``encoder`` is another place of the same model; ``gpus`` hold the vectors, ``device`` computes
-    the encoder, in ``dtype``.
+    ``encoder``: another location of the same model. ``gpus``: hold the vectors. ``device`` and
+    ``dtype``: run the encoder.
     """
 
     device: str | None = None

@@ -1,7 +1,7 @@
-"""What the service serves: passages for a batch of queries, wherever they come from.
+"""The interface of everything that is served: passages for a batch of queries.
 
-An opened index is a source, and so are a web provider, two sources fused, a source behind a
-reranker, and a recording. They compose by holding one another; the server knows this protocol only.
+An opened index is a source, and so are a web provider, a fusion of sources, a source with a
+reranker, and a recording. Sources contain other sources; the server knows only this protocol.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from forage.types import Hit
 
 
 class Source(Protocol):
-    """Somewhere to search; called from one thread at a time."""
+    """Answers queries; called from one thread at a time."""
 
     @property
     def name(self) -> str:
-        """What it is, for people and health checks: ``bm25``, ``bm25+flat``, ``serper``."""
+        """Its name for people and health checks: ``bm25``, ``bm25+flat``, ``serper``."""
         ...
 
     @property
     def id(self) -> str:
-        """Changes when the same query may be answered differently: part of every cache's key."""
+        """Changes whenever a query may get another answer: part of every cache's key."""
         ...
 
     @property
     def num_passages(self) -> int | None:
-        """How many passages can be found; None where nobody knows (the web)."""
+        """Number of passages that can be found; None if unknown (the web)."""
         ...
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
@@ -35,15 +35,17 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of files, processes and connections; harmless when repeated."""
+        """Releases files, processes and connections; may be called again."""
         ...
 
 
 class SourceError(Exception):
-    """A source that could not answer: a typed failure for the caller, never an empty result."""
+    """A source could not answer: a typed failure for the caller, never an empty result."""
 
     def __init__(self, reason: str, is_temporary: bool = True) -> None:
-        """``reason`` is said to clients, so it names no secret; a temporary one may be retried."""
+        """``reason`` is sent to clients, so it must not contain secrets; temporary errors may be
+        retried.
+        """
         super().__init__(reason)
         self.reason = reason
         self.is_temporary = is_temporary

@@ -1,11 +1,11 @@
-"""What travels between client and server: Search-R1's JSON, and one spelling for a query.
+"""The format between client and server: Search-R1's JSON, and the normal form of a query.
 
-The server builds replies with it, the client reads them, and other people's clients and servers
-speak it too; so requests may carry unknown fields, and documents more than an id and contents.
+The server writes replies with it and the client reads them. Other clients and servers use it too,
+so requests may have unknown fields, and documents more than an id and contents.
 
-A query is normalised on both sides: the one spelling is cached, joined, sent and searched, so an
-answer never depends on which of two spellings came first. Case and punctuation stay, since encoders
-may read them.
+Both sides normalise queries. The normal form is what is cached, joined, sent and searched, so an
+answer never depends on which of two spellings came first. Case and punctuation are kept, since
+encoders may use them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from forage.remote.request import BadReply, Shape, first_wrong
 from forage.types import Hit, PageText, Passage
 
 WIKIPEDIA_PAGE = "https://en.wikipedia.org/w/index.php?title={title}"
-"""Where a title's page is, as RLinf's and ASearcher's pages spell it."""
+"""The URL of a title's page, as in the pages of RLinf and ASearcher."""
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# In a shorter text no run of marks is long enough to take time.
+# In a shorter text, no run of marks is long enough to be slow.
 _LONG = 256
-# Marks behind 30 others, in a text written as a byte a character (1: a mark).
+# Marks after 30 others, in a text with one byte per character (1: a mark).
 _SURPLUS_MARKS = re.compile(rb"(?<=\x01{30})\x01+")
-# Letters by Unicode's table that NFC or NFKC makes marks of.
+# Letters that NFC or NFKC turns into marks.
 _HIDDEN_MARKS = "\u0f73\u0f75\u0f81\uff9e\uff9f"
 
 
@@ -47,14 +47,14 @@ S = TypeVar("S", bound=Shape)
 
 PIECE_BYTES = 2**17
 _HITS_AT_ONCE = 64
-# Of a document apart from its texts: names of fields, id, score, the beginning of its address.
+# Bytes of a document besides its texts: field names, id, score, start of the URL.
 _FRAME_BYTES = 100
 
 
 class RetrieveRequest(Shape):
-    """``POST /retrieve``: any number of queries, none included; ``topk`` 0 or null: the default.
+    """``POST /retrieve``: any number of queries; ``topk`` 0 or null means the default.
 
-    SkyRL's ``query``, one text, is read as ``queries`` of one where there is no ``queries``.
+    Without ``queries``, SkyRL's ``query``, a single string, is used.
     """
 
     queries: list[StrictStr]
@@ -70,9 +70,9 @@ class RetrieveRequest(Shape):
 
 
 class Document(Shape):
-    """A passage as it travels; ``contents`` is ``'"Title"\\ntext'``.
+    """A passage as sent; ``contents`` is ``'"Title"\\ntext'``.
 
-    Ours also hold every other field of the corpus line, and ``url``, made of the title where the
+    Our server adds all other fields of the corpus line, and ``url``, derived from the title if the
     line has none ("" without a title).
     """
 
@@ -101,10 +101,10 @@ class PlainReply(Shape):
 
 
 class AccessRequest(Shape):
-    """``POST /access``: the pages behind these addresses, whole unless ``max_chars`` is given.
+    """``POST /access``: the pages behind these URLs, whole unless ``max_chars`` is given.
 
     With it, ``contents`` is characters ``chunk * max_chars`` to ``(chunk + 1) * max_chars``, and
-    the reply says how many such chunks the page has. (Beyond Search-R1's format, which lacks both.)
+    the reply includes the page's number of chunks. (An extension of Search-R1's format.)
     """
 
     urls: list[StrictStr]
@@ -114,26 +114,26 @@ class AccessRequest(Shape):
     @model_validator(mode="after")
     def _a_chunk_has_a_size(self) -> Self:
         if self.chunk and self.max_chars is None:
-            raise ValueError("chunk says which part of max_chars characters; give max_chars too")
+            raise ValueError("chunk selects a part of max_chars characters; give max_chars too")
         return self
 
 
 class Page(Shape):
-    """One page as it travels."""
+    """One page as sent."""
 
     url: str
     contents: str
 
 
 class PageChunk(Page):
-    """One part of a page: ``contents`` is "" where ``chunk`` is ``num_chunks`` or more."""
+    """Part of a page: ``contents`` is "" if ``chunk`` is ``num_chunks`` or more."""
 
     chunk: int
     num_chunks: int
 
 
 class AccessReply(Shape):
-    """For each address its page (or the chunk asked for), or null where there is none."""
+    """For each URL its page (or the requested chunk), or null if there is none."""
 
     result: list[PageChunk | Page | None]
 
@@ -147,10 +147,10 @@ class Problem(Shape):
 def write_reply(
     hits_by_query: Sequence[Sequence[Hit]], return_scores: bool, page_url: str = WIKIPEDIA_PAGE
 ) -> Iterator[bytes]:
-    """Hits as JSON in pieces: ``ScoredReply`` with scores, ``PlainReply`` without.
+    """Yields hits as JSON in pieces: ``ScoredReply`` with scores, ``PlainReply`` without.
 
-    A piece has about ``PIECE_BYTES``, however large the reply: it is sent before the next is made.
-    ``page_url``: the address of a title's page, with ``{title}`` in it ("": there is none).
+    A piece has about ``PIECE_BYTES``, however large the reply, and is sent before the next one is
+    made. ``page_url``: template for the URL of a title's page, with ``{title}`` ("": none).
     """
     piece = bytearray(b'{"result":[')
     for number, hits in enumerate(hits_by_query):
@@ -171,7 +171,7 @@ def write_reply(
 
 
 def write_pages(pages: Sequence[Page | None]) -> Iterator[bytes]:
-    """An ``AccessReply`` in pieces, as ``write_reply`` writes its own."""
+    """Yields an ``AccessReply`` in pieces, like ``write_reply``."""
     piece = bytearray(b'{"result":[')
     for number, page in enumerate(pages):
         piece += b"," if number else b""
@@ -183,7 +183,7 @@ def write_pages(pages: Sequence[Page | None]) -> Iterator[bytes]:
 
 
 def num_bytes_of(hits: Iterable[Hit]) -> int:
-    """About how many bytes hits are in a reply."""
+    """Approximate size of hits in a reply, in bytes."""
     num_bytes = 0
     for hit in hits:
         passage = hit.passage
@@ -193,14 +193,14 @@ def num_bytes_of(hits: Iterable[Hit]) -> int:
 
 
 def utf8_length(text: str) -> int:
-    """Bytes of a text in UTF-8."""
+    """Length of a string in UTF-8, in bytes."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def read_reply(payload: bytes, num_queries: int, topk: int) -> list[tuple[Hit, ...]]:
-    """The hits of either reply shape, one tuple a query; raises ``BadReply``.
+    """The hits of either form of reply, one tuple per query; raises ``BadReply``.
 
-    Documents without a score (the plain shape) get 0.0; more than ``topk`` are cut.
+    Documents without a score (the plain form) get 0.0; hits beyond ``topk`` are dropped.
     """
     reply = _parse(_AnyReply, payload)
     if len(reply.result) != num_queries:
@@ -209,7 +209,7 @@ def read_reply(payload: bytes, num_queries: int, topk: int) -> list[tuple[Hit, .
 
 
 def read_page(payload: bytes) -> PageText | None:
-    """The page of a reply to one address, None where there is none; raises ``BadReply``."""
+    """The page in a reply for one URL, None if there is none; raises ``BadReply``."""
     reply = _parse(AccessReply, payload)
     if len(reply.result) != 1:
         raise BadReply(f"{len(reply.result)} pages for 1 address")
@@ -229,10 +229,10 @@ def _parse(model: type[S], payload: bytes) -> S:
 
 
 def normalise_query(query: str) -> str:
-    """NFC; runs of white space and control characters are one space, and none at the ends.
+    """NFC, with each run of white space and control characters as one space, none at the ends.
 
-    ``"  who\\twrote\\x00 it "`` gives ``"who wrote it"``; lone surrogates become U+FFFD. Of a run
-    of combining marks in a long text the first 30 stay.
+    ``" who\\twrote\\x00 it "`` gives ``"who wrote it"``; lone surrogates become U+FFFD. In a long
+    text, runs of combining marks are limited to 30.
     """
     if query.isascii() and query.isprintable() and "  " not in query:
         return query.strip(" ")
@@ -243,10 +243,10 @@ def normalise_query(query: str) -> str:
 
 
 def _shorten_runs_of_marks(text: str) -> str:
-    """``text`` with at most 30 marks in a row, as in Unicode's stream-safe texts.
+    """``text`` with at most 30 marks in a row, as in Unicode's stream-safe format.
 
-    Sorting a run takes the square of its length: one query of 20,000 marks took 6 s. No word of
-    any language has 30. https://unicode.org/reports/tr15/#Stream_Safe_Text_Format
+    Normalising sorts each run in quadratic time: one query of 20,000 marks took 6 s. No word of any
+    language has 30. https://unicode.org/reports/tr15/#Stream_Safe_Text_Format
     """
     marks = bytes(char in _HIDDEN_MARKS or combining(char) > 0 for char in text)
     surplus = [range(*run.span()) for run in _SURPLUS_MARKS.finditer(marks)]
@@ -271,7 +271,7 @@ def _document(passage: Passage, page_url: str) -> dict[str, Any]:
 
 def _quoted(title: str) -> str:
     letters = title.replace(" ", "")
-    if letters.isascii() and letters.isalnum():  # most are, and this takes a tenth of the time
+    if letters.isascii() and letters.isalnum():  # the usual case, at a tenth of the time
         return title.replace(" ", "%20")
     return quote(replace_surrogates(title), safe="")
 
@@ -282,7 +282,7 @@ _JSON = TypeAdapter(Any)
 def _to_json(value: Any) -> bytes:
     try:
         return _JSON.dump_json(value)
-    except ValueError:  # a lone surrogate: Python's writer spells it out
+    except ValueError:  # a lone surrogate, which Python's writer escapes
         return replace_surrogates(json.dumps(value, ensure_ascii=False)).encode("utf-8")
 
 

@@ -148,7 +148,7 @@ def test_what_a_search_server_refuses_is_said_and_a_token_that_cannot_be_read(tm
     """
     with serving(_refuses) as server:
         found = of(checked(tmp_path, search={"url": server.url}), "search").found
-    assert found.startswith(f"the search server at {server.url} refuses our token")
+    assert found.startswith(f"the search server at {server.url} rejects our token")
     away = {**AWAY, "token_file": str(tmp_path / "away")}
     check = checked(tmp_path, search=away, data={"train": "away/train.jsonl"})
     assert failures(check) == ["train questions away/train.jsonl", "search http://127.0.0.1:9"]

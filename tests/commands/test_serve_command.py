@@ -198,7 +198,7 @@ def test_a_reranker_of_a_hub_that_cannot_be_reached_is_told_once(tmp_path: Path)
     assert "Retrying" not in ended.stderr
     told = " ".join(ended.stderr.split())
     assert told.endswith(
-        "cannot load the cross-encoder 'nobody/none': it is no directory here, it has not been "
-        f"downloaded, and the hub ({hub}) cannot be reached; name a directory, or download it "
-        "first where there is a network"
+        "cannot load the cross-encoder 'nobody/none': there is no such directory, it has not been "
+        f"downloaded, and the hub ({hub}) cannot be reached; name a directory, or download the "
+        "model first on a machine with a network"
     )

@@ -33,7 +33,7 @@ def test_a_hub_that_cannot_be_reached_is_said_once(
                 load_tokenizer(ModelConfig(path="nobody/has-this"))
     [said] = [record.message for record in caplog.records if "reach" in record.message]
     assert said.startswith(f"{closed_port} cannot be reached (")
-    assert said.endswith("refused): only models that were downloaded before are found")
+    assert said.endswith("refused): only downloaded models can be used")
 
 
 def test_a_hub_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

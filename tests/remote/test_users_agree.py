@@ -171,7 +171,7 @@ async def test_a_secret_that_a_server_repeats_is_not_said(name: str, status: int
 async def test_a_secret_that_everybody_may_read_is_refused(name: str, secret: Path):
     """The judge's key and those of web providers were read without checking the file's mode."""
     secret.chmod(0o644)
-    with pytest.raises(UserError, match=f"everybody may read it; run: chmod 600 {secret}"):
+    with pytest.raises(UserError, match=f"everyone may read it; run: chmod 600 {secret}"):
         await USERS[name]("http://127.0.0.1:9", secret)
 
 

@@ -1,9 +1,9 @@
-"""The client of a search server: many episodes ask one query each, few requests leave.
+"""The client of a search server: many episodes send one query each, in few requests.
 
-Queries that wait at the same moment travel in one request; successes are cached; a search that has
-failed by its deadline becomes a typed reply, never an exception. It speaks to our server and to
-Search-R1's. Servers, retries and failover are the dispatcher's; what a failed search means for an
-episode is the environment's.
+Queries waiting at the same time travel in one request. Successful replies are cached. A search that
+has not succeeded by its deadline returns a typed failure, never an exception. It works with our
+server and with Search-R1's. The dispatcher handles servers, retries and failover; the environment
+decides what a failed search means for an episode.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest, normalise_query
 from forage.types import FailureKind, Hit, PageReply, SearchReply
 
-# Of the deadline: the dispatcher gives up where no pause and further try fit before it.
+# Share of the deadline within which the dispatcher gives up because no further try would fit.
 _SPARE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class SearchCounts:
-    """Counts since the client was made.
+    """Counts since the client was created.
 
-    ``queries`` searches asked for, ``cache_hits`` of them answered at once; ``requests`` HTTP
-    requests sent, ``retries`` of them after a failure, ``failovers`` of those to another server;
-    ``ejections`` times that a server was left alone; ``failures`` searches that failed in the end,
-    by kind; ``seconds`` the time that callers waited, added up.
+    ``queries``: searches requested, of which ``cache_hits`` were answered at once. ``requests``:
+    HTTP requests sent, of which ``retries`` followed a failure; ``failovers``: retries sent to
+    another server. ``ejections``: how often a server was excluded for a while. ``failures``:
+    searches that finally failed, by kind. ``seconds``: total time that callers waited.
     """
 
     queries: int = 0
@@ -52,7 +52,7 @@ class SearchCounts:
     seconds: float = 0.0
 
     def metrics_since(self, earlier: SearchCounts) -> dict[str, float]:
-        """What was added to ``earlier``, by the names under which a run logs it."""
+        """The increase since ``earlier``, under the names that a run logs."""
         queries = self.queries - earlier.queries
         cache_hits = self.cache_hits - earlier.cache_hits
         return {
@@ -68,9 +68,9 @@ class SearchCounts:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A query on its way, shared by all who asked for it meanwhile; times are the loop's.
+    """A query in flight, shared by all callers that want it; times are the loop's.
 
-    ``deadline`` is that of who asked last: who came before waits no longer than until his own.
+    ``deadline``: the latest caller's; earlier callers stop waiting at their own.
     """
 
     query: str
@@ -79,10 +79,10 @@ class _Pending:
 
 
 class SearchClient:
-    """A ``Retriever`` and a ``PageOpener`` over HTTP, for one event loop; close it in the end."""
+    """A ``Retriever`` and a ``PageOpener`` over HTTP, for one event loop; must be closed."""
 
     def __init__(self, settings: SearchConfig, backoff_s: float = 0.5) -> None:
-        """``backoff_s``: the wait before the first retry, doubled with each one after it."""
+        """``backoff_s``: the wait before the first retry, doubled for each further one."""
         self._settings = settings
         if settings.kind == "function":  # a query that it rejects must not fail others
             self._dispatcher, self._most_together = OwnSearch(settings), 1
@@ -139,7 +139,7 @@ class SearchClient:
     async def open_page(self, url: str, chunk: int = 0, max_chars: int | None = None) -> PageReply:
         """The page behind ``url``, or part ``chunk`` of it in parts of ``max_chars`` characters.
 
-        A typed failure within ``deadline_s``, as for a search; never raises.
+        Like a search, returns a typed failure within ``deadline_s`` and never raises.
         """
         if self._is_closed:
             return PageReply(failure=FailureKind.CLOSED, detail="the client is closed")
@@ -150,7 +150,7 @@ class SearchClient:
             return await task
         except asyncio.CancelledError:
             if not self._is_closed:
-                raise  # the caller's own
+                raise  # the caller itself was cancelled
             return PageReply(failure=FailureKind.CLOSED, detail="the client was closed")
 
     async def _open_page(self, url: str, chunk: int, max_chars: int | None) -> PageReply:
@@ -167,18 +167,18 @@ class SearchClient:
         return PageReply(outcome)
 
     async def wait_until_ready(self, index: Path | None = None) -> None:
-        """Return when a server answers; ``UserError`` after ``startup_timeout_s``.
+        """Returns once a server answers; raises ``UserError`` after ``startup_timeout_s``.
 
-        ``index`` is what a server would serve, named in the command that starts one.
+        ``index``: what a server should serve, named in the suggested command.
         """
         await self._dispatcher.wait_until_ready(index)
 
     async def what_is_served(self) -> Served | None:
-        """What the server says that it searches, or None; call ``wait_until_ready`` first."""
+        """What the server says it searches, or None; call ``wait_until_ready`` first."""
         return await self._dispatcher.what_is_served()
 
     async def close(self) -> None:
-        """End the session; searches still waiting, and later ones, are answered ``CLOSED``."""
+        """Ends the session; pending and later searches are answered with ``CLOSED``."""
         self._is_closed = True
         under_way = [*self._requests, *self._page_requests]
         for task in under_way:
@@ -190,9 +190,10 @@ class SearchClient:
         await self._dispatcher.close()
 
     async def _reply_to(self, query: str) -> SearchReply:
-        """Joins the query if it is already on its way, or queues it; waits until the deadline.
+        """Joins the query if it is already in flight, otherwise queues it; waits until the
+        deadline.
 
-        The queue is sent on the loop's next round, so that what is asked in this one travels
+        The queue is sent in the loop's next iteration, so queries from the same iteration travel
         together.
         """
         if self._is_closed:
@@ -208,7 +209,7 @@ class SearchClient:
                 self._is_flush_due = True
                 loop.call_soon(self._flush)
         pending.deadline = deadline
-        # wait() leaves the shared future alone when this caller is cancelled or out of time.
+        # wait() leaves the shared future alone if this caller is cancelled or out of time.
         await asyncio.wait([pending.reply], timeout=deadline - loop.time())
         if pending.reply.done():
             return pending.reply.result()
@@ -236,7 +237,7 @@ class SearchClient:
         self._requests.discard(task)
         bug = None if task.cancelled() else task.exception()
         if bug is not None:
-            # Not a failed search but a fault of this file: those who wait for it shall crash.
+            # Not a failed search but a bug in this file: let the waiting callers crash.
             for pending in batch:
                 self._pending.pop(pending.query, None)
                 if not pending.reply.done():
@@ -245,9 +246,9 @@ class SearchClient:
             self._flush()
 
     async def _search_batch(self, batch: Sequence[_Pending]) -> None:
-        """Gets replies for a batch; one that the server refuses for good is halved.
+        """Gets replies for a batch; splits one that the server rejects permanently.
 
-        It is tried until the first deadline in it; queries with more time are tried again.
+        The batch is tried until its earliest deadline; queries with more time are then tried again.
         """
         loop, spare_s = asyncio.get_running_loop(), _SPARE * self._settings.deadline_s
         deadline = min(pending.deadline for pending in batch)
@@ -259,7 +260,7 @@ class SearchClient:
                 self._cache.put(pending.query, hits)
                 self._settle(pending, SearchReply(hits))
         elif blame_of(outcome) is Blame.REQUEST and len(batch) > 1:
-            # One query that the server will not have must not fail those that travel with it.
+            # One query that the server rejects must not fail those in the same request.
             half = len(batch) // 2
             await self._search_batch(batch[:half])
             await self._search_batch(batch[half:])

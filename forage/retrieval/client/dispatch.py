@@ -1,9 +1,9 @@
-"""Brings queries to a server and hits back: retries, failover, and waiting for a first server.
+"""Sends queries to servers: retries, failover, and waiting for the first server.
 
-A request that fails goes at once to another server where there is one, else again to the same after
-a pause with jitter, while retries and time last. Only what may be retried is: a request that a
-server calls wrong would be wrong anywhere. Joining queries, caching and counting callers is the
-client's.
+A failed request goes at once to another server if there is one, otherwise again to the same one
+after a pause with jitter, as long as retries and time last. A request that a server calls invalid
+is not retried: it would be invalid anywhere. The client joins and caches queries and counts
+callers.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
 _RETRIEVE = "/retrieve"
-# Whole pages and hundreds of passages for dozens of queries are honest; this is not.
+# Legitimate replies have whole pages, or hundreds of passages for dozens of queries; this is more.
 _MAX_REPLY_BYTES = 256 * 2**20
-# A reply of thousands of passages takes long enough to parse to hold up the other episodes.
+# Parsing a reply of thousands of passages would hold up the other episodes.
 _PARSE_IN_THREAD_BYTES = 4 * 2**20
 
 T = TypeVar("T")
 
 
 class Blame(Enum):
-    """Where the reason of a failure lies, which decides who is asked next."""
+    """The cause of a failure, which determines the next server."""
 
-    SERVER = auto()  # it failed: another may do better, and so may it, later
-    LOAD = auto()  # it is well and busy
-    ACCESS = auto()  # it does not take our token
-    ADDRESS = auto()  # what answers there is no search server
-    REQUEST = auto()  # the request is wrong, and would be anywhere
+    SERVER = auto()  # it failed: another may succeed, or this one later
+    LOAD = auto()  # it is healthy but busy
+    ACCESS = auto()  # it rejects our token
+    ADDRESS = auto()  # the address is not a search server
+    REQUEST = auto()  # the request is invalid everywhere
 
 
 def blame_of(failure: RemoteFailure) -> Blame:
@@ -64,18 +64,18 @@ def blame_of(failure: RemoteFailure) -> Blame:
 
 
 class Dispatcher:
-    """One HTTP session to all servers; use it on one event loop, and close it."""
+    """One HTTP session to all servers, for one event loop; must be closed."""
 
     def __init__(self, settings: SearchServer, backoff_s: float) -> None:
-        """``backoff_s``: the wait before the first retry, doubled with each one after it."""
+        """``backoff_s``: the wait before the first retry, doubled for each further one."""
         self._settings = settings
-        # A tenth: a server that comes back before the deadline is noticed before it, too.
+        # A tenth, so that a server that recovers before the deadline is noticed in time.
         longest_pause_s = settings.deadline_s / 10
         limits = (settings.timeout_s, settings.max_retries)
         self._patience = Patience(*limits, backoff_s, longest_pause_s)
         self._servers = Servers(settings.urls, backoff_s, random.Random())
         self._sender = HttpSender(
-            2 * settings.max_concurrent_requests + 1,  # searches, pages, and a check
+            2 * settings.max_concurrent_requests + 1,  # searches, pages, and a health check
             _MAX_REPLY_BYTES,
             bearer=read_token(settings.token_file),
         )
@@ -84,7 +84,7 @@ class Dispatcher:
     async def search(
         self, queries: Sequence[str], deadline: float
     ) -> list[tuple[Hit, ...]] | RemoteFailure:
-        """The hits of each query, or why there are none, by ``deadline`` (the loop's time)."""
+        """The hits of each query, or a failure, by ``deadline`` (the loop's time)."""
         topk = self._settings.num_requested
         read = partial(read_reply, num_queries=len(queries), topk=topk)
         texts = [replace_surrogates(query) for query in queries]
@@ -94,7 +94,7 @@ class Dispatcher:
     async def open_page(
         self, request: AccessRequest, deadline: float
     ) -> PageText | RemoteFailure | None:
-        """The page, None where there is none, or why nobody knows, by ``deadline``."""
+        """The page, None if it does not exist, or a failure, by ``deadline``."""
         return await self._try_servers("/access", request, read_page, deadline)
 
     async def _try_servers(
@@ -127,11 +127,13 @@ class Dispatcher:
 
         return await retry(
             *(attempt, self._patience, deadline),
-            needs_pause=lambda: len(failed) == len(self._servers),  # else another is asked at once
+            needs_pause=lambda: (
+                len(failed) == len(self._servers)
+            ),  # otherwise another is tried at once
         )
 
     async def wait_until_ready(self, index: Path | None) -> None:
-        """Return when a server answers; ``UserError`` after ``startup_timeout_s``."""
+        """Returns once a server answers; raises ``UserError`` after ``startup_timeout_s``."""
         command = self._settings.serve_command(index)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.startup_timeout_s
@@ -150,7 +152,7 @@ class Dispatcher:
             addresses = ", ".join(server.url for server in self._servers)
             if loop.time() + _POLL_S >= deadline:
                 corpora = self._settings.corpora
-                wanted = f" (it is to serve {' and '.join(corpora)})" if corpora else ""
+                wanted = f" (it must serve {' and '.join(corpora)})" if corpora else ""
                 raise UserError(
                     f"no search server answers at {addresses} after "
                     f"{self._settings.startup_timeout_s:g} s ({said}); start one with "
@@ -163,7 +165,7 @@ class Dispatcher:
             await asyncio.sleep(_POLL_S)
 
     async def what_is_served(self) -> Served | None:
-        """What the first server that says so searches; None where none does."""
+        """What the first server that reports it searches; None if none does."""
         for server in self._servers:
             reply = await self._get_readyz(server)
             served = _read_served(reply.body) if isinstance(reply, HttpReply) else None
@@ -177,7 +179,7 @@ class Dispatcher:
     async def _next_server(
         self, deadline: float, refusing: set[Server], failed: set[Server]
     ) -> Server | None:
-        """Whom to ask, waited for where every circuit is open; None if that would be too late."""
+        """The next server, waiting while all circuits are open; None if it would be too late."""
         loop = asyncio.get_running_loop()
         while True:
             now = loop.time()
@@ -201,7 +203,7 @@ class Dispatcher:
         read: Callable[[bytes], T],
         timeout_s: float,
     ) -> tuple[T | RemoteFailure, Blame | None]:
-        """One request, and what to blame if it failed; updates the server's circuit."""
+        """Sends one request and updates the circuit; returns the outcome and a failure's cause."""
         self.num_requests += 1
         with self._servers.request_to(server) as is_probe:
             outcome = await self._post(server, path, request, read, timeout_s)
@@ -210,12 +212,14 @@ class Dispatcher:
                 return outcome, None
             blame = blame_of(outcome)
             if blame is Blame.ADDRESS and path != _RETRIEVE:
-                blame = Blame.REQUEST  # a server without pages is a good server for searches
+                blame = Blame.REQUEST  # a server without pages is fine for searches
             if blame in (Blame.LOAD, Blame.REQUEST):
                 server.breaker.succeed()
             elif server.breaker.fail(asyncio.get_running_loop().time(), is_probe):
                 self.num_ejections += 1
-                logger.warning("search server %s is left alone: %s", server.url, outcome.detail)
+                logger.warning(
+                    "search server %s is excluded for a while: %s", server.url, outcome.detail
+                )
         return outcome, blame
 
     async def _post(
@@ -226,9 +230,10 @@ class Dispatcher:
         read: Callable[[bytes], T],
         timeout_s: float,
     ) -> T | RemoteFailure:
-        """Send once: what ``read`` makes of the reply, or why there is none."""
+        """Sends once; returns what ``read`` makes of the reply, or a failure."""
         body = request.model_dump(exclude_none=True)
-        # How long we wait: the server searches no longer, and says at once when it is too busy.
+        # Our timeout: the server searches no longer than that, and refuses at once if it is too
+        # busy.
         headers = {"Prefer": f"wait={max(1, int(timeout_s))}"}
         sent = HttpRequest("POST", server.url + path, headers, body=body)
         reply = await self._sender.send(sent, timeout_s)
@@ -246,34 +251,34 @@ class Dispatcher:
         return await self._sender.send(request, self._settings.timeout_s)
 
     async def _readiness_problem(self, server: Server) -> str | None:
-        """None if the server is ready, else why not; ``UserError`` where it wants another token."""
+        """Why the server is not ready, or None; raises ``UserError`` if it rejects our token."""
         reply = await self._get_readyz(server)
         if isinstance(reply, RemoteFailure) and reply.status not in (404, 405):
             return f"/readyz: {reply.detail}" if reply.status else reply.detail
-        # No queries cost nothing and show whether our token is right. Search-R1's own server has
-        # no /readyz, and shows that it is up by searching.
+        # An empty request costs nothing and shows whether our token is valid. Search-R1's own
+        # server has no /readyz, so a search has to show that it is up.
         queries = [] if isinstance(reply, HttpReply) else ["ready"]
         read = partial(read_reply, num_queries=len(queries), topk=1)
         request = RetrieveRequest(queries=queries, topk=1, return_scores=True)
         outcome = await self._post(server, _RETRIEVE, request, read, self._settings.timeout_s)
         if not isinstance(outcome, RemoteFailure):
-            server.breaker.succeed()  # whatever it did before, it is back
+            server.breaker.succeed()  # whatever happened before, it works now
             return None
         if blame_of(outcome) is Blame.ACCESS:
             raise UserError(
-                f"the search server at {server.url} refuses our token ({outcome.detail}); name the "
-                "right one with search.token_file or FORAGE_TOKEN"
+                f"the search server at {server.url} rejects our token ({outcome.detail}); give "
+                "the right one with search.token_file or FORAGE_TOKEN"
             )
         return outcome.detail
 
     def _ejected(self) -> RemoteFailure:
         addresses = ", ".join(server.url for server in self._servers)
-        detail = f"every server failed too often and is left alone for now: {addresses}"
+        detail = f"every server failed too often and is excluded for now: {addresses}"
         return RemoteFailure(FailureKind.UNAVAILABLE, detail)
 
 
 def _read_served(body: bytes) -> Served | None:
-    """What ``/readyz`` tells, or None: Search-R1's server has none, for example."""
+    """The content of a ``/readyz`` reply, or None (Search-R1's server has no such route)."""
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""The search service as tools of the Model Context Protocol, for agents that Forage did not train.
+"""Offers the search service as tools of the Model Context Protocol, for external agents.
 
-``search`` and ``open_page`` ask a search server as an episode does; what fails there is an error of
-the tool, which says why, and never an empty result. Over HTTP the server listens on loopback alone.
+``search`` and ``open_page`` query a search server as an episode does; a failure is a tool error
+that says why, never an empty result. Over HTTP the server listens only on loopback.
 https://modelcontextprotocol.io
 """
 
@@ -22,26 +22,26 @@ from forage.retrieval.serve.port import bind_port
 LOG = logging.getLogger(__name__)
 _HOST, _PATH = "127.0.0.1", "/mcp"
 _PART_CHARS = 8000
-"""Characters of a page that one call shows."""
+"""Characters of a page per call."""
 
 
 class FoundPassage(BaseModel):
-    """One passage of a reply, as an agent reads it."""
+    """One passage of a reply, as an agent sees it."""
 
-    id: str = Field(description="Its name in the corpus; of a page of the web, its address.")
+    id: str = Field(description="Its id in the corpus; for a web page, its address.")
     title: str
     text: str
     score: float = Field(description="Higher is better; comparable within one reply only.")
 
 
 class FoundPassages(BaseModel):
-    """The reply to a search, the best first."""
+    """The reply to a search, best first."""
 
     passages: list[FoundPassage]
 
 
 class PagePart(BaseModel):
-    """A part of a page; ``part`` counts from 1."""
+    """Part of a page; ``part`` counts from 1."""
 
     address: str
     text: str
@@ -50,7 +50,7 @@ class PagePart(BaseModel):
 
 
 async def serve_mcp(settings: SearchConfig, port: int | None) -> None:
-    """Serve until a stop, over standard input and output, or over HTTP on ``port`` (0: any)."""
+    """Serves until stopped, over standard input and output, or over HTTP on ``port`` (0: any)."""
     async with SearchClient(settings) as client:
         await client.wait_until_ready()
         server = make_mcp_server(client)
@@ -58,14 +58,14 @@ async def serve_mcp(settings: SearchConfig, port: int | None) -> None:
             await server.run_stdio_async()
             return
         with bind_port(_HOST, port) as sock:
-            sock.listen()  # so that who reads the line below may connect at once
+            sock.listen()  # so that readers of the line below can connect at once
             LOG.info("MCP tools at http://%s:%d%s", _HOST, sock.getsockname()[1], _PATH)
             app = server.streamable_http_app(streamable_http_path=_PATH, host=_HOST)
             await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve([sock])
 
 
 def make_mcp_server(client: SearchClient) -> MCPServer:
-    """The server with its two tools; ``client`` is the caller's to close."""
+    """The server with its two tools; the caller closes ``client``."""
     server = MCPServer("forage", version=__version__, log_level="WARNING")
 
     @server.tool()

@@ -1,7 +1,7 @@
-"""A search that is worse on purpose, so that a policy has to search more than once and with care.
+"""Degrades search results on purpose, so that a policy must search repeatedly and carefully.
 
-What is found for a query is spoilt the same way each time: a run can be repeated, and cached
-replies stay right. The server is not concerned; it is asked for more passages than are shown.
+A query is always degraded in the same way, so runs are repeatable and cached replies stay valid.
+The server is not involved; it is asked for more passages than are shown.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from forage.types import Hit
 
 
 def spoilt(query: str, hits_K: Sequence[Hit], noise: NoiseConfig, topk: int) -> tuple[Hit, ...]:
-    """The ``topk`` first of what noise leaves, namesakes of what was looked for perhaps in front.
+    """The first ``topk`` hits left after noise, perhaps with namesakes of the query in front.
 
-    A namesake is a passage whose title shares a word with the query and is not the query.
+    A namesake is a passage whose title shares a word with the query but is not the query.
     """
     kept = [hit for hit in hits_K if _chance(noise.seed, query, hit.passage.id) >= noise.drop_share]
     if _chance(noise.seed, query, "") < noise.namesakes_first_share:
@@ -30,7 +30,7 @@ def _is_namesake(query: str, title: str) -> bool:
 
 
 def _chance(seed: int, query: str, passage_id: str) -> float:
-    """A number from 0 to 1 that depends on these three alone."""
+    """A number from 0 to 1 that depends only on these three."""
     digest = hashlib.sha256(
         f"{seed}/{query}/{passage_id}".encode("utf-8", "surrogatepass")
     ).digest()

@@ -1,7 +1,7 @@
-"""A custom search function in place of a server: ``search: {kind: function, path: module:name}``.
+"""A custom search function instead of a server: ``search: {kind: function, path: module:name}``.
 
-The client asks it as it asks the dispatcher: cache, deadline and noise are the client's. Nothing is
-sent, and nothing is tried again.
+The client calls it in place of the dispatcher and adds cache, deadline and noise. Nothing is sent
+or retried.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ LOG = logging.getLogger(__name__)
 
 
 class OwnSearch:
-    """Finds passages by a function ``query -> passages``, best first, sync or async.
+    """Finds passages with a function ``query -> passages``, best first, sync or async.
 
-    A passage is a ``Passage``, a ``Hit``, a text, or a mapping as a line of a corpus.
+    A passage is a ``Passage``, a ``Hit``, a string, or a mapping like a corpus line.
     """
 
     def __init__(self, settings: SearchFunction) -> None:
-        """Import the function; raises ``UserError``."""
+        """Imports the function; raises ``UserError``."""
         function = load_by_path(settings.path, "search.path")
         self._name = written(settings.path)
         if not callable(function):
-            raise UserError(f"search.path: {self._name} is not a function but {function!r}")
+            raise UserError(f"search.path: {self._name} is {function!r}, not a function")
         self._find = run_beside(function)
         self._topk = settings.num_requested
         self.num_requests = self.num_retries = self.num_failovers = self.num_ejections = 0
@@ -46,7 +46,7 @@ class OwnSearch:
     async def search(
         self, queries: Sequence[str], deadline: float
     ) -> list[tuple[Hit, ...]] | RemoteFailure:
-        """The hits of each query, or why there are none, by ``deadline`` (the loop's time)."""
+        """The hits of each query, or a failure, by ``deadline`` (the loop's time)."""
         try:
             async with asyncio.timeout_at(deadline):
                 return [self._read(await self._call(query)) for query in queries]
@@ -54,26 +54,30 @@ class OwnSearch:
             return RemoteFailure(FailureKind.TIMEOUT, f"{self._name} took too long")
         except TooManyHangError as error:
             return RemoteFailure(FailureKind.UNAVAILABLE, f"{self._name}: {error}")
-        except Exception as error:  # the user's code: the episode goes on, and the log says why
+        except (
+            Exception
+        ) as error:  # the user's code: the episode continues, and the log has the reason
             LOG.warning("%s raised %s: %s", self._name, type(error).__name__, error)
-            LOG.debug("where %s raised", self._name, exc_info=error)
+            LOG.debug("traceback of %s", self._name, exc_info=error)
             return RemoteFailure(FailureKind.RAISED, f"{type(error).__name__}: {error}")
 
     async def open_page(
         self, request: AccessRequest, deadline: float
     ) -> PageText | RemoteFailure | None:
-        """A function of queries opens no pages."""
-        return RemoteFailure(FailureKind.UNAVAILABLE, f"{self._name} searches, and opens no pages")
+        """Fails: a function of queries opens no pages."""
+        return RemoteFailure(
+            FailureKind.UNAVAILABLE, f"{self._name} only searches; it opens no pages"
+        )
 
     async def wait_until_ready(self, index: Path | None) -> None:
-        """It is there as soon as it is imported."""
+        """Returns at once."""
 
     async def what_is_served(self) -> Served:
-        """What it searches is not known here."""
+        """The function's name; the number of passages is unknown."""
         return Served(self._name, None)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there is nothing to close."""
 
     async def _call(self, query: str) -> Any:
         self.num_requests += 1
@@ -81,13 +85,15 @@ class OwnSearch:
 
     def _read(self, found: Any) -> tuple[Hit, ...]:
         if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
-            raise TypeError(f"a list of passages is needed, and it gave {type(found).__name__}")
-        shown = islice(found, self._topk)  # a generator may have no end
+            raise TypeError(
+                f"search.path must return a list of passages, but returned {type(found).__name__}"
+            )
+        shown = islice(found, self._topk)  # a generator may be infinite
         return tuple(_hit(one, rank) for rank, one in enumerate(shown, start=1))
 
 
 def _hit(found: Any, rank: int) -> Hit:
-    """A passage as a function may give it; the first scores 1, the second a half."""
+    """Turns a function's passage into a hit; the first scores 1, the second one half."""
     fields: dict[str, str] = {}
     match found:
         case Hit():
@@ -102,7 +108,10 @@ def _hit(found: Any, rank: int) -> Hit:
         case {"text": str(text), **rest}:
             key, title = rest.get("id"), str(rest.get("title") or "")
         case _:
-            raise TypeError(f"a passage is a text or a Passage, and it gave {found!r}")
+            raise TypeError(
+                "a passage must be a string, a mapping or a Passage, but the function returned "
+                f"{found!r}"
+            )
     digest = hashlib.sha256(f"{title}\n{text}".encode(errors="replace")).hexdigest()
     identity = replace_surrogates(digest[:16] if key is None else str(key))
     passage = Passage(identity, replace_surrogates(title), replace_surrogates(text), fields)

@@ -1,8 +1,8 @@
-"""The search servers that a client may ask, and which of them is asked next.
+"""Keeps track of a client's search servers and selects the next one.
 
-The one with the fewest requests under way, unless its circuit is open; a server whose ejection is
-over is probed by the next request. What is sent, and what a failure means, is the dispatcher's.
-Time is passed in; nothing here sends or sleeps.
+It selects the server with the fewest requests in flight among those with a closed circuit; a server
+whose ejection has ended gets the next request as a probe. The dispatcher decides what to send and
+what a failure means. Callers pass the time; nothing here sends or sleeps.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from yarl import URL
 from forage.errors import UserError
 
 FAILURES_TO_OPEN = 5
-# How long the first ejection lasts and the longest, in units of the client's first back-off.
+# Durations of the first and the longest ejection, in units of the client's first back-off.
 _FIRST_EJECTION = 2.0
 _LONGEST_EJECTION = 6.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says that it searches; ``num_passages`` None where it does not say."""
+    """What a server says it searches; ``num_passages`` is None if it does not say."""
 
     backend: str
     num_passages: int | None
 
 
 class Breaker:
-    """The state of one server's circuit.
+    """The circuit breaker of one server.
 
-    Closed, requests pass. After failures in a row it opens: the server is ejected for a while. Then
-    it is half open: one request passes as a probe; if that succeeds it closes, else it opens for
-    longer.
+    Requests pass while it is closed. After consecutive failures it opens: the server is ejected for
+    a while. Then it is half open: one request passes as a probe, which closes the circuit if it
+    succeeds and otherwise opens it for longer.
     """
 
     def __init__(self, backoff_s: float, jitter: random.Random) -> None:
@@ -53,33 +53,33 @@ class Breaker:
     def wait_s(self, now: float) -> float | None:
         """Seconds until a request may be sent; None if that depends on the probe's outcome.
 
-        0 when closed; when half open, for one request at a time.
+        0 if closed, and for one request at a time if half open.
         """
         if self.is_open and self._is_probed:
             return None
         return max(0.0, self._open_until - now) if self.is_open else 0.0
 
     def send(self) -> bool:
-        """A request leaves; True where it is the probe."""
+        """Records that a request is sent; returns whether it is the probe."""
         is_probe = self.is_open
         self._is_probed = self._is_probed or is_probe
         return is_probe
 
     def succeed(self) -> None:
-        """The server answered: the circuit closes."""
+        """Closes the circuit: the server answered."""
         self.is_open = self._is_probed = False
         self._num_failures = self._num_ejections = 0
 
     def abandon(self, is_probe: bool) -> None:
-        """A request was cancelled and says nothing about the server."""
+        """Records a cancelled request, which says nothing about the server."""
         if is_probe:
             self._is_probed = False
 
     def fail(self, now: float, is_probe: bool) -> bool:
-        """The server failed; True where that ejects it now."""
+        """Records a failure; returns whether it ejects the server now."""
         self._num_failures += 1
         if self.is_open and not is_probe:
-            return False  # sent before the ejection: says nothing new
+            return False  # sent before the ejection, so it adds nothing
         if not self.is_open and self._num_failures < FAILURES_TO_OPEN:
             return False
         ejection = min(_FIRST_EJECTION * 2**self._num_ejections, _LONGEST_EJECTION)
@@ -91,7 +91,7 @@ class Breaker:
 
 
 class Server:
-    """One address, its circuit, and how many requests are under way to it."""
+    """One address, its circuit, and its number of requests in flight."""
 
     def __init__(self, url: str, breaker: Breaker) -> None:
         self.url = url
@@ -100,15 +100,15 @@ class Server:
 
 
 class Servers:
-    """All servers of a client; they answer alike, so any of them may be asked."""
+    """All servers of a client, which are interchangeable."""
 
     def __init__(self, urls: Sequence[str], backoff_s: float, jitter: random.Random) -> None:
-        """Raises ``UserError`` for no address, a text that is none, or one given twice."""
+        """Raises ``UserError`` if there is no address, or one is invalid or given twice."""
         bases = [base_url(url) for url in urls]
         if not bases:
             raise UserError("search.url is empty; name a server, like http://127.0.0.1:8000")
         if len(set(bases)) < len(bases):
-            raise UserError(f"search.url names a server twice: {', '.join(bases)}")
+            raise UserError(f"search.url lists a server twice: {', '.join(bases)}")
         self._servers = [Server(base, Breaker(backoff_s, jitter)) for base in bases]
         self._turn = 0
         self._changed = asyncio.Event()
@@ -122,7 +122,8 @@ class Servers:
     def pick(
         self, now: float, refusing: Collection[Server] = (), failed: Collection[Server] = ()
     ) -> Server | None:
-        """The server to ask: never one of ``refusing``, and of ``failed`` only as a last resort.
+        """The server to query: never one of ``refusing``, and one of ``failed`` only as a last
+        resort.
 
         None if every circuit is open.
         """
@@ -141,18 +142,20 @@ class Servers:
         return min(probed or in_turn, key=attrgetter("num_in_flight"))
 
     def wait_s(self, now: float, refusing: Collection[Server]) -> float | None:
-        """Seconds until a request may be sent to any; None where a probe under way decides."""
+        """Seconds until a request may be sent to any server; None if that depends on a probe."""
         waits = [server.breaker.wait_s(now) for server in self._servers if server not in refusing]
         return min((wait for wait in waits if wait is not None), default=None)
 
     async def wait_for_news(self, timeout_s: float) -> None:
-        """Return when a request has ended, or after ``timeout_s``."""
+        """Returns when a request has ended, or after ``timeout_s``."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
 
     @contextmanager
     def request_to(self, server: Server) -> Iterator[bool]:
-        """A request under way; gives whether it is a probe. Report its outcome to the breaker."""
+        """Counts a request in flight; yields whether it is a probe. Report its outcome to the
+        breaker.
+        """
         is_probe = server.breaker.send()
         server.num_in_flight += 1
         try:
@@ -167,7 +170,7 @@ class Servers:
 
 
 def base_url(url: str) -> str:
-    """A server's address without ``/retrieve``, which Search-R1's settings carry."""
+    """A server's address without ``/retrieve``, which Search-R1's settings include."""
     try:
         parsed = URL(url)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""What an index would cost: memory, disk and time for each backend, before anything is built.
+"""Estimates the memory, disk space and time of an index before it is built.
 
-Sizes follow from the formats (FAISS's own, checked against real files in the tests); times from
-encoding a sample here and building a small index of random vectors. Nothing is kept.
+Sizes follow from the formats (FAISS's own, compared with real files in the tests); times are
+measured by encoding a sample and building a small index of random vectors. Nothing is kept.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from forage.types import Passage
 _SAMPLED_LINES = 20_000
 _ENCODED = 256
 _ROWS_PER_SHARD = 16_384
-# The store beside every index: an offset, a bucket and a row of 8 bytes for each passage.
+# Size per passage of the store in every index: an offset, a bucket and a row of 8 bytes each.
 _STORE_BYTES = 24
 _CALIBRATION_ROWS, _CALIBRATION_SHARDS = 4096, 8
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusLook:
-    """A corpus as its first lines describe it; ``is_exact`` where these were all."""
+    """A corpus judged by its first lines; ``is_exact`` if these are all of it."""
 
     num_passages: int
     num_bytes: int
@@ -61,8 +61,8 @@ class CorpusLook:
 class Estimate:
     """The cost of an index in bytes and seconds.
 
-    ``memory`` is what searching at full speed keeps in RAM (mapped: the kernel may drop it),
-    ``disk`` the finished directory, the ``build_`` figures the most that building takes.
+    ``memory``: RAM used by searches at full speed (mapped, so the kernel may drop it). ``disk``:
+    the finished directory. ``build_``: the peak while building.
     """
 
     backend: str
@@ -74,12 +74,12 @@ class Estimate:
 
 
 def look_at_corpus(corpus: Path) -> CorpusLook:
-    """Read the first lines of a corpus and reckon its size from them; raises ``UserError``."""
+    """Reads the first lines of a corpus and extrapolates its size; raises ``UserError``."""
     if not corpus.is_file() and not any(corpus.glob("*.jsonl*")):
         raise UserError(f"cannot read the corpus {corpus}: no such file; check the path")
     passages = tuple(itertools.islice(read_corpus(corpus), _SAMPLED_LINES))
     if not passages:
-        raise UserError(f"the corpus {corpus} holds no passage")
+        raise UserError(f"the corpus {corpus} has no passages")
     if len(passages) < _SAMPLED_LINES:
         num_bytes = sum(len(format_contents(passage).encode()) + 30 for passage in passages)
         return CorpusLook(len(passages), num_bytes, True, passages)
@@ -90,7 +90,7 @@ def look_at_corpus(corpus: Path) -> CorpusLook:
             is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
             lines = gzip.GzipFile(fileobj=raw) if is_gzip else raw
             lengths = [len(line) for line in itertools.islice(lines, num_left)]
-            # A gzip reader reads ahead, by less than a thousandth of so many lines.
+            # The gzip reader reads ahead, by less than a thousandth of this many lines.
             read_bytes += raw.tell() if is_gzip else sum(lengths)
         plain_bytes += sum(lengths)
         num_left -= len(lengths)
@@ -99,13 +99,13 @@ def look_at_corpus(corpus: Path) -> CorpusLook:
 
 
 def measure_encoder(encoder: Encoder, passages: Sequence[Passage]) -> float:
-    """Passages a second, on a sample spread evenly over those given."""
+    """Passages encoded per second, measured on an even sample of those given."""
     step = max(len(passages) // _ENCODED, 1)
     texts = [
         passage_text(encoder.spec.passage_template, passage)
         for passage in passages[::step][:_ENCODED]
     ]
-    encoder.encode_passages(texts[:8])  # a warm-up: the first call allocates
+    encoder.encode_passages(texts[:8])  # warm-up: the first call allocates
     started = time.perf_counter()
     encoder.encode_passages(texts)
     return len(texts) / (time.perf_counter() - started)
@@ -119,7 +119,7 @@ def estimate_dense(
     passages_per_s: float | None = None,
     index_seconds: float = 0.0,
 ) -> Estimate:
-    """The cost of an index of vectors; without a rate there is no time."""
+    """The cost of an index of vectors; without a rate, the time is unknown."""
     settings = fit_to(settings, num_passages, dimension)
     index = index_bytes(num_passages, dimension, settings)
     shards = num_passages * bytes_per_vector(dimension, stored_dtype(settings))
@@ -140,15 +140,15 @@ def estimate_dense(
 
 
 def index_bytes(num_passages: int, dimension: int, settings: FaissSettings) -> int:
-    """The size of the FAISS file, but for headers of some hundred bytes; settings are fitted."""
+    """The size of the FAISS file except its headers of a few hundred bytes, for fitted settings."""
     match settings:
         case FlatSettings(storage=storage):
             per_row, fixed = dimension * np.dtype(storage).itemsize, 0
         case Sq8Settings():
             per_row, fixed = dimension, 8 * dimension
         case HnswSettings(links=links, storage=storage):
-            # 2 M links of 4 bytes on the ground level, M on each above it (one row in M^level),
-            # an offset of 8 and a level of 4.
+            # 2 M links of 4 bytes on the ground level, M on each level above (one row in M^level),
+            # an offset of 8 bytes and a level of 4.
             upper = links / (links - 1)
             per_row = dimension * np.dtype(storage).itemsize + 4 * (2 * links + upper) + 12
             fixed = 0
@@ -161,14 +161,14 @@ def index_bytes(num_passages: int, dimension: int, settings: FaissSettings) -> i
             per_row = (code_bytes or 1) + 8
             fixed = (lists or 1) * (4 * dimension + 8) + 256 * dimension * 4
         case _:
-            raise AssertionError("an imported index is there already")
+            raise AssertionError("an imported index is not built")
     return round(num_passages * per_row) + fixed
 
 
 def index_seconds(num_passages: int, dimension: int, settings: FaissSettings) -> float:
-    """Roughly how long FAISS takes, from a small index of random vectors built here and now.
+    """Roughly how long FAISS takes, from building a small index of random vectors now.
 
-    Adding to lists and learning them grow with their number, walking a graph with log N.
+    Training and filling lists grow with their number, walking a graph with log N.
     """
     from forage.retrieval.vectors.faiss_index import build_faiss
 
@@ -208,7 +208,7 @@ def index_seconds(num_passages: int, dimension: int, settings: FaissSettings) ->
 
 
 def estimate_bm25(look: CorpusLook, language: str = PLAIN) -> Estimate:
-    """The cost of a BM25 index: 8 bytes a passage and distinct word of it; time from the sample."""
+    """The cost of a BM25 index: 8 bytes per passage and distinct word; time from the sample."""
     started = time.perf_counter()
     builder = BM25Builder(0.9, 0.4, language)
     texts = [format_contents(passage) for passage in look.sample]
@@ -223,6 +223,6 @@ def estimate_bm25(look: CorpusLook, language: str = PLAIN) -> Estimate:
     scale = look.num_passages / len(look.sample)
     index = round(8 * num_pairs * scale)
     corpus = look.num_bytes + look.num_passages * _STORE_BYTES
-    # While it scores, each pair is held as term and count, and as row and score.
+    # During scoring, each pair is held as term and count, and as row and score.
     build_memory = round(13 * num_pairs * scale)
     return Estimate("bm25", index, index + corpus, build_memory, index + corpus, seconds * scale)

@@ -1,8 +1,8 @@
-"""An index directory: the backends that there are; an index built, opened, and searched.
+"""Lists the backends, and builds, opens and searches index directories.
 
-A new backend is a file with four things (its settings, its manifest, how it is built, how it is
-opened), and its lines here; ``forage index`` makes its options of the settings. (FAISS's kinds
-share ``forage.retrieval.vectors.dense``.) This is where rows become passages.
+A new backend is a file with four things (its settings, its manifest, a function that builds it and
+one that opens it) plus its lines here; ``forage index`` derives its options from the settings. (All
+kinds of FAISS share ``forage.retrieval.vectors.dense``.) Here rows become passages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from forage.retrieval.vectors.qdrant import (
 from forage.retrieval.words.bm25_index import BM25Manifest, BM25Settings, build_index, open_bm25
 from forage.types import Hit
 
-# By group of options and name: the settings that a backend is built with.
+# By group of options and name: the settings of each backend.
 BACKENDS: Mapping[str, Mapping[str, type[BaseModel]]] = {
     "bm25": {"bm25": BM25Settings},
     "vectors": BUILT_KINDS,
@@ -56,7 +56,7 @@ _ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An opened index: searches give passages. ``id`` is asked for with every query."""
+    """An opened index, whose searches return passages. ``id`` is read for every query."""
 
     id: str
     manifest: AnyManifest
@@ -82,9 +82,9 @@ class Index:
         self.close()
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """For each query at most ``topk`` hits, best first (BM25: none where no word is known).
+        """For each query at most ``topk`` hits, best first (BM25: none if no word is known).
 
-        Raises ``DamagedFileError`` where a file of the index was cut meanwhile.
+        Raises ``DamagedFileError`` if a file of the index has been truncated.
         """
         self.files.check()
         if topk < 1:
@@ -93,7 +93,7 @@ class Index:
         return [[Hit(self.store.passage(s.row), s.score) for s in found] for found in rows]
 
     def close(self) -> None:
-        """Let the mapped corpus go, and what the backend holds."""
+        """Closes the mapped corpus, the backend and the files."""
         self.store.close()
         self.backend.close()
         self.files.close()
@@ -102,9 +102,9 @@ class Index:
 def open_index(
     directory: Path, options: OpenOptions | None = None, is_verified: bool = False
 ) -> Index:
-    """Open an index and check that its files are whole and belong together; raises ``UserError``.
+    """Opens an index and checks that its files are complete and match; raises ``UserError``.
 
-    ``is_verified`` reads every file to its end, also those of which samples tell enough usually.
+    ``is_verified`` reads every file to the end, including those usually only sampled.
     """
     manifest = read_manifest(directory)
     check_files(directory, manifest, is_verified)
@@ -120,7 +120,7 @@ def open_index(
 
 
 def open_corpus(directory: Path) -> CorpusStore:
-    """The passages of an index alone, whatever searches them; raises ``UserError``."""
+    """Opens only the passages of an index, whatever its backend; raises ``UserError``."""
     manifest = read_manifest(directory)
     check_files(directory, manifest, prefix="corpus.")
     return _open_store(directory, manifest)
@@ -137,9 +137,10 @@ def _open_store(directory: Path, manifest: AnyManifest) -> CorpusStore:
 
 
 def build_backend(corpus: Path, out: Path, settings: BaseModel, vectors: DenseBuild | None) -> None:
-    """Build the index that ``settings`` (of ``BACKENDS``) ask for in ``out``; raises ``UserError``.
+    """Builds the index described by ``settings`` (of ``BACKENDS``) in ``out``; raises
+    ``UserError``.
 
-    ``vectors`` says how passages are encoded, None for an index of words.
+    ``vectors``: how passages are encoded; None for an index of words.
     """
     if isinstance(settings, BM25Settings):
         build_index(corpus, out, k1=settings.k1, b=settings.b, language=settings.language)
@@ -164,17 +165,17 @@ def _open_backend(
 
 
 def read_manifest(directory: Path) -> AnyManifest:
-    """The manifest of an index directory; raises ``UserError`` that names what is wrong."""
+    """Reads the manifest of an index directory; raises ``UserError`` that says what is wrong."""
     path = directory / MANIFEST_FILE
     try:
         path.stat()
         content = read_plain(path, _MAX_MANIFEST_BYTES)
     except NotADirectoryError as error:
-        raise UserError(f"{directory} is a file, and no index; name a directory") from error
+        raise UserError(f"{directory} is a file, not an index; name a directory") from error
     except FileNotFoundError as error:
         raise UserError(
-            f"{directory} is not an index (it has no {MANIFEST_FILE}); make one with "
-            f"`forage index --corpus FILE --out {directory}`"
+            f"{directory} is not an index (it has no {MANIFEST_FILE}); build one with `forage "
+            f"index --corpus FILE --out {directory}`"
         ) from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error

@@ -1,10 +1,10 @@
-"""Shards of an index: how a whole one is cut, and how what they find becomes one result.
+"""Cuts an index into shards, and merges what the shards find.
 
-A shard is an index directory of its own, over a run of the corpus's rows; shard after shard they
-are the whole. Scores of different shards must be comparable. Vectors' are, as long as the encoder
-is the same, so a corpus may be cut and each part indexed. BM25's depend on how many passages of
-the corpus hold a word, so a whole index is cut here and its scores are kept. Where shards run is
-``forage.retrieval.sources.sharded``'s.
+A shard is itself an index directory, over a run of the corpus's rows; together the shards are the
+whole corpus. Their scores must be comparable. Scores of vectors are, if the encoder is the same, so
+a corpus can be cut and each part indexed. BM25 scores depend on how many passages of the corpus
+contain a word, so the whole index is cut here and keeps its scores.
+``forage.retrieval.sources.sharded`` runs shards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MARK_FILE = "shard.json"
 
 
 class ShardMark(Strict):
-    """Which shard of what: written beside a manifest when a whole index is cut."""
+    """Identifies a shard; stored next to the manifest when a whole index is cut."""
 
     parent: str
     number: int = Field(ge=0)
@@ -49,7 +49,7 @@ class ShardMark(Strict):
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """What a running shard says of itself; scores are comparable where ``scale`` is the same."""
+    """Describes a running shard; scores are comparable between shards with the same ``scale``."""
 
     directory: str
     name: str
@@ -60,17 +60,16 @@ class ShardInfo:
 
 
 def cut_index(directory: Path, out: Path, count: int) -> list[Path]:
-    """Cut a BM25 index into ``count`` index directories in ``out``; raises ``UserError``.
+    """Cuts a BM25 index into ``count`` index directories in ``out``; raises ``UserError``.
 
-    They stand at ``shard_places``, where they replace those that are there, and hold equal runs of
-    rows.
+    They have equal runs of rows and are written to ``shard_places``, replacing existing ones.
     """
     with open_index(directory) as index:
         manifest = index.manifest
         if not isinstance(manifest, BM25Manifest):
             raise UserError(
                 f"{directory} is an index of vectors, whose scores do not depend on the rest of "
-                "the corpus: cut the corpus file and build an index of each part"
+                "the corpus: cut the corpus file instead and build an index of each part"
             )
         if not 1 <= count <= len(index):
             raise UserError(f"{len(index)} passages cannot be cut into {count} shards")
@@ -95,13 +94,13 @@ def shard_places(out: Path, count: int) -> list[Path]:
 
 
 def other_shards(out: Path, count: int) -> list[Path]:
-    """Shards in ``out`` of a cut into another number: beside these, a reader would take both."""
+    """Shards in ``out`` of an earlier cut with another count, which readers would mix in."""
     marks = out.absolute().glob(f"shard-[0-9]*-of-[0-9]*/{MARK_FILE}")
     return sorted({mark.parent for mark in marks} - set(shard_places(out, count)))
 
 
 def describe_shard(directory: Path, index: Index) -> ShardInfo:
-    """What an opened index is as a shard; raises ``UserError`` for a damaged mark."""
+    """Describes an opened index as a shard; raises ``UserError`` if its mark is damaged."""
     path = directory / MARK_FILE
     mark = None
     if path.exists():
@@ -117,37 +116,37 @@ def describe_shard(directory: Path, index: Index) -> ShardInfo:
 
 
 def check_shards(shards: Sequence[ShardInfo]) -> None:
-    """Raise ``UserError`` unless these are, in this order, a whole with comparable scores."""
+    """Raises ``UserError`` unless these form a whole, in this order, with comparable scores."""
     first = shards[0]
     for shard in shards[1:]:
         if (shard.name, shard.scale) != (first.name, first.scale):
             raise UserError(
                 f"the scores of {first.directory} ({first.name}) and {shard.directory} "
-                f"({shard.name}) cannot be compared: shards of BM25 have to be cut from one whole "
-                "index, indexes of vectors need the same encoder"
+                f"({shard.name}) are not comparable: shards of BM25 must be cut from one index, "
+                "and indexes of vectors need the same encoder"
             )
     numbers = [shard.mark.number for shard in shards if shard.mark is not None]
     if first.mark is not None and numbers != list(range(first.mark.count)):
         raise UserError(
-            f"the index was cut into {first.mark.count} shards, numbered from 0; given were "
-            f"{', '.join(map(str, numbers))}, in this order"
+            f"the index was cut into {first.mark.count} shards, numbered from 0, but these were "
+            f"given, in this order: {', '.join(map(str, numbers))}"
         )
 
 
 def merge(found: Sequence[Sequence[Hit]], topk: int) -> list[Hit]:
-    """The best of one query's hits from each shard, ties by shard and so by row."""
+    """Merges one query's hits from all shards; ties by shard, and so by row."""
     return sorted(chain.from_iterable(found), key=lambda hit: -hit.score)[:topk]
 
 
 def _cut_corpus(directory: Path, store: CorpusStore, rows: range, part: Path) -> StoredCorpus:
-    """The store of ``rows``, each with the id that it has in the whole."""
+    """The store of ``rows``; each keeps its id in the whole corpus."""
     offsets = np.load(directory / OFFSETS_FILE, mmap_mode="r")
     lines = part / "lines.jsonl"
     with (directory / LINES_FILE).open("rb") as source, lines.open("wb") as target:
         source.seek(int(offsets[rows.start]))
         for row, line in zip(rows, source, strict=False):
             found = json.loads(line)
-            if "id" not in found:  # its id says at which row it stands, and that changes
+            if "id" not in found:  # otherwise its id would be its row number, which changes
                 line = json.dumps(found | {"id": store.passage(row).id}).encode() + b"\n"
             target.write(line)
     stored = build_store(lines, part)

@@ -1,8 +1,7 @@
-"""What ``forage serve`` was asked to serve, and the source and pages made from it.
+"""The settings of ``forage serve``, and the source and pages made from them.
 
-A source holds other sources: each one named is opened, several are fused, then the reranker stands
-before them and the recorder before all. A new kind of source is a file of its own and a line in
-``_OPENERS``. HTTP is ``forage.retrieval.serve``'s.
+Each named source is opened. Several are fused, then reranked, then recorded. A new kind of source
+is a file plus a line in ``_OPENERS``. ``forage.retrieval.serve`` handles HTTP.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from forage.retrieval.wire import WIKIPEDIA_PAGE
 from forage.retrieval.words.bm25_index import BM25Manifest
 from forage.settings import Strict
 
-# A shard that hangs must not hold up all searches for the longest time that a request may take.
+# A hanging shard must not block all searches for the maximum time of a request.
 _SHARDS_S = 100.0
 
 # Passages of one index that are looked up by id in another before the two are fused.
@@ -42,14 +41,14 @@ _NUM_COMPARED = 64
 
 
 class FusionSettings(Strict):
-    """How several sources become one; see ``forage.retrieval.sources.fusion``."""
+    """How several sources are fused; see ``forage.retrieval.sources.fusion``."""
 
     depth: int = Field(default=100, ge=1)
     k: int = Field(default=RRF_K, ge=0)
 
 
 class RerankSettings(Strict):
-    """A cross-encoder before the source; see ``forage.retrieval.sources.reranker``."""
+    """A cross-encoder that reorders the hits; see ``forage.retrieval.sources.reranker``."""
 
     model: str = PUBLISHED_MODEL
     revision: str | None = None
@@ -62,7 +61,7 @@ class RerankSettings(Strict):
 
 
 class LuceneSettings(Strict):
-    """The parameters of Lucene's BM25, which are chosen when an index is searched."""
+    """The parameters of Lucene's BM25, which apply when an index is searched."""
 
     k1: float = Field(default=0.9, ge=0)
     b: float = Field(default=0.4, ge=0, le=1)
@@ -71,12 +70,11 @@ class LuceneSettings(Strict):
 class ServeSettings(Strict):
     """Everything that ``forage serve`` reads from its command line.
 
-    ``sources`` are directories of indexes, ``lucene:DIR``, ``ray:APP``, ``web:PROVIDER`` or
-    ``replay:FILE``; ``web`` holds ``key=value`` settings of the provider, ``options`` are for
-    indexes of vectors; ``record`` keeps every answer in a file; ``verify`` reads all
-    files of indexes and pages before they are served. ``allow_hosts`` are names of the
-    server beside those of its ``host``; ``no_token`` lets everybody search what costs money. None
-    stands for "not given": a setting that nothing would read is refused.
+    ``sources``: directories of indexes, ``lucene:DIR``, ``ray:APP``, ``web:PROVIDER`` or
+    ``replay:FILE``. ``web``: ``key=value`` settings of the provider. ``options``: for indexes of
+    vectors. ``record``: a file that receives every answer. ``verify``: read all files of indexes
+    and pages before serving. ``allow_hosts``: additional host names of the server. ``no_token``:
+    let everyone search a paid source. None means "not given": a setting without effect is refused.
     """
 
     sources: tuple[str, ...] = Field(min_length=1)
@@ -102,7 +100,7 @@ class ServeSettings(Strict):
 
 
 def open_source(settings: ServeSettings) -> Source:
-    """Open what is to be served; raises ``UserError``."""
+    """Opens the sources; raises ``UserError``."""
     _refuse_unread(settings)
     with ExitStack() as opened:
         parts: list[Source] = []
@@ -125,14 +123,14 @@ def open_source(settings: ServeSettings) -> Source:
 
 
 def is_paid(settings: ServeSettings) -> bool:
-    """Whether a search costs money."""
+    """Whether searches cost money."""
     return "web" in (_kind_and_name(text)[0] for text in settings.sources)
 
 
 def open_page_store(settings: ServeSettings) -> PageStore | WebPages | None:
-    """Open the pages that ``/access`` reads, where there are some; raises ``UserError``.
+    """Opens the pages for ``/access``, if any; raises ``UserError``.
 
-    ``pages`` is a file, or ``live``: pages of the web, fetched when they are asked for.
+    ``pages`` is a file, or ``live``: pages of the web, fetched on request.
     """
     if settings.pages is None:
         return None
@@ -148,7 +146,7 @@ def _open_lucene(name: str, settings: ServeSettings) -> Source:
     return Lucene(Path(name), lucene.k1, lucene.b)
 
 
-# What stands before the colon in ``web:serper``; a name without one of these is an index.
+# By the prefix in ``web:serper``; a name without a known prefix is an index.
 _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
     "web": lambda name, settings: WebSource(read_web_settings(name, settings.web)),
     "replay": lambda name, settings: Replay(Path(name)),
@@ -161,47 +159,47 @@ _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
 
 
 def _kind_and_name(text: str) -> tuple[str, str]:
-    """``web:serper`` is ``("web", "serper")``; what begins with no kind is an index.
+    """``web:serper`` is ``("web", "serper")``; a name without a known prefix is an index.
 
-    Raises ``UserError`` where it is like neither.
+    Raises ``UserError`` if it looks like neither.
     """
     kind, colon, name = text.partition(":")
     if kind in _OPENERS and name and kind != "index":
         return kind, name
     if colon and "/" not in kind and not Path(text).exists():
         raise UserError(
-            f"{text!r} is no source: name the directory of an index, lucene:DIR, ray:APP, "
+            f"{text!r} is not a source: name the directory of an index, lucene:DIR, ray:APP, "
             "web:PROVIDER or replay:FILE"
         )
     return "index", text
 
 
 def _refuse_unread(settings: ServeSettings) -> None:
-    """Raise ``UserError`` for a setting that nothing among the sources would read."""
+    """Raises ``UserError`` for a setting that none of the sources uses."""
     named = ", ".join(settings.sources)
     kinds = [_kind_and_name(text)[0] for text in settings.sources]
     if len(set(settings.sources)) < len(settings.sources):
-        raise UserError(f"a source is named twice ({named}); fusion needs different ones")
+        raise UserError(f"a source is listed twice ({named}); fusion needs different ones")
     if settings.web and kinds.count("web") != 1:
-        raise UserError(f"--web says how to ask one provider, and {named} names none or several")
+        raise UserError(f"--web configures one provider, but {named} has none or several")
     has_pages = settings.pages not in (None, Path("live"))
     if settings.verify and "index" not in kinds and not has_pages:
-        raise UserError(f"--verify is for indexes and pages of Forage, and {named} names none")
+        raise UserError(f"--verify is for Forage's indexes and pages, but {named} has none")
     if settings.lucene is not None and "lucene" not in kinds:
-        raise UserError("--k1 and --b are for lucene:DIR; an index has those it was built with")
+        raise UserError("--k1 and --b are for lucene:DIR; an index keeps those it was built with")
     if settings.ray_address is not None and "ray" not in kinds:
-        raise UserError(f"--ray-address is for ray:APP, and {named} names none")
+        raise UserError(f"--ray-address is for ray:APP, but {named} has none")
     if settings.fusion is not None and len(kinds) == 1:
-        raise UserError("--fuse-depth and --fuse-k are for several sources; only one is named")
+        raise UserError("--fuse-depth and --fuse-k are for several sources, but only one is given")
     if settings.rerank is not None and settings.topk > settings.rerank.depth:
         raise UserError(
-            f"--topk {settings.topk} is above --rerank-depth {settings.rerank.depth}, and nothing "
-            "below that depth is found; raise one or lower the other"
+            f"--topk {settings.topk} is above --rerank-depth {settings.rerank.depth}, which "
+            "limits what is found; raise one or lower the other"
         )
     if settings.options != OpenOptions() and not _has_vectors(settings.sources):
         raise UserError(
             "--device, --dtype, --gpus, --encoder and --trust-remote-code are for an index of "
-            f"vectors, and {named} names none"
+            f"vectors, but {named} has none"
         )
 
 
@@ -212,9 +210,9 @@ def _has_vectors(sources: tuple[str, ...]) -> bool:
 
 
 def _refuse_other_corpora(indexes: list[Index]) -> None:
-    """Raise ``UserError`` where two indexes have different passages under one id.
+    """Raises ``UserError`` if two indexes have different passages under one id.
 
-    Every search would fail in the end; a sample of ids shows it before the first.
+    Searches would fail later; a sample of ids reveals it before the first.
     """
     for one, other in pairwise(indexes):
         if one.manifest.corpus_sha256 == other.manifest.corpus_sha256:
@@ -224,5 +222,5 @@ def _refuse_other_corpora(indexes: list[Index]) -> None:
             if other.store.by_id(passage.id) not in (None, passage):
                 raise UserError(
                     f"{one.name} and {other.name} have different passages with the id "
-                    f"{passage.id!r}: they are of different corpora; fuse indexes of one corpus"
+                    f"{passage.id!r}, so their corpora differ; fuse indexes of one corpus"
                 )

@@ -1,8 +1,7 @@
-"""An existing Lucene index, searched as it is by pyserini (the published one of wiki-18, say).
+"""Searches an existing Lucene index, such as the published one of wiki-18, through pyserini.
 
-A source of its own: the index holds its passages, so no corpus file is needed beside it. Needs the
-extra ``lucene``, which brings its Java with it. New indexes of words are better built by ``forage
-index``, which needs neither.
+The index contains its passages, so no corpus file is needed. Needs the extra ``lucene``, which
+includes a Java runtime. For new indexes of words, prefer ``forage index``, which needs neither.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from forage.types import Hit, Passage
 
 
 class Lucene:
-    """BM25 over an index that Anserini or pyserini has made, with the analyser of its default."""
+    """BM25 over an index built by Anserini or pyserini, with their default analyzer."""
 
     name = "lucene"
 
     def __init__(
         self, directory: Path, k1: float = 0.9, b: float = 0.4, num_threads: int | None = None
     ) -> None:
-        """k1 and b are those of pyserini's published runs; raises ``UserError``.
+        """The defaults of k1 and b are those of pyserini's published runs; raises ``UserError``.
 
-        ``num_threads`` search a batch at once (None: one a core).
+        ``num_threads``: threads that search a batch (None: one per core).
         """
         if not k1 >= 0 or not 0 <= b <= 1:
             raise UserError(f"k1 is {k1} and b is {b}; k1 must be 0 or more, b between 0 and 1")
@@ -49,16 +48,18 @@ class Lucene:
             is_readable = self.num_passages == 0 or self._searcher.doc_raw(0) is not None
         except _java_exception() as error:
             raise UserError(
-                f"pyserini cannot open the Lucene index {directory}: {_first_line(error)}; see "
-                "that Java is 21 or newer, and the index of a Lucene that this pyserini reads"
+                f"pyserini cannot open the Lucene index {directory}: {_first_line(error)}; check "
+                "that Java is 21 or newer, and that this pyserini reads the index's Lucene "
+                "version"
             ) from error
         if not is_readable:
             self.close()
             raise UserError(
-                f"the Lucene index {directory} does not hold its passages (it was built without "
-                "-storeRaw); build it again with -storeRaw, or use forage index on its corpus"
+                f"the Lucene index {directory} does not contain its passages (it was built "
+                "without -storeRaw); build it again with -storeRaw, or use forage index on its "
+                "corpus"
             )
-        # Lucene writes a new, random id into this file at each change of the index.
+        # Lucene writes a new random id into this file whenever the index changes.
         digest = sha256(f"{k1} {b}\n".encode())
         digest.update(max(commits, key=_generation).read_bytes())
         self.id = f"lucene-{digest.hexdigest()[:16]}"
@@ -69,7 +70,7 @@ class Lucene:
             return []
         texts, numbers = (self._java("java.util.ArrayList")() for _ in range(2))
         for number, query in enumerate(queries):
-            texts.add(query.encode("utf-8", "replace").decode())  # Java takes no half characters
+            texts.add(query.encode("utf-8", "replace").decode())  # Java rejects lone surrogates
             numbers.add(str(number))
         try:
             found = self._searcher.batch_search(texts, numbers, topk, self._num_threads)
@@ -84,7 +85,7 @@ class Lucene:
         self._searcher.close()
 
     def _passage(self, document: Any) -> Passage:
-        """The passage of the stored JSON: ``{"id", "contents"}``, as in a corpus file."""
+        """The passage in the stored JSON: ``{"id", "contents"}``, as in a corpus file."""
         raw: str | None = document.lucene_document.get("raw")
         if raw is None:
             raise SourceError(f"document {document.docid} has no stored text", is_temporary=False)
@@ -96,9 +97,9 @@ class Lucene:
 
 
 def start_java() -> Any:
-    """A function that gives a Java class by its name; raises ``UserError`` where none starts.
+    """Starts Java; returns a function from class name to class; raises ``UserError``.
 
-    The Java is that of ``JAVA_HOME``, or else the one that the extra has installed.
+    Uses the Java of ``JAVA_HOME``, or else the one that the extra installed.
     """
     try:
         if "JAVA_HOME" not in os.environ and "jnius" not in sys.modules:
@@ -106,16 +107,16 @@ def start_java() -> Any:
         return import_module("pyserini.pyclass").autoclass
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # the bridge raises a plain one where it finds no Java
+    except Exception as error:  # the bridge raises a bare Exception if it finds no Java
         raise UserError(
-            f"pyserini could not start Java ({_first_line(error)}); JAVA_HOME must be a Java 21 or "
-            "newer, or not set where the extra lucene is installed whole"
+            f"pyserini could not start Java ({_first_line(error)}); set JAVA_HOME to a Java 21 or "
+            "newer, or unset it to use the Java of the extra lucene"
         ) from error
 
 
 def _start_installed_java() -> None:
-    # pyserini asks for a module (jdk.incubator.vector, for searches in vectors) without which this
-    # Java ends the process; once Java runs, pyserini leaves it as it is.
+    # pyserini requests a module (jdk.incubator.vector, for vector search) that this Java lacks,
+    # which would end the process; if Java is already running, pyserini leaves it alone.
     package = import_module("pyserini").__path__[0]
     [jar] = Path(package, "resources", "jars").glob("anserini-*-fatjar.jar")
     import_module("jnius_config").add_classpath(str(jar))
@@ -123,16 +124,16 @@ def _start_installed_java() -> None:
     try:
         import_module("jnius")
     finally:
-        del os.environ["JAVA_HOME"]  # a process started from here chooses for itself
+        del os.environ["JAVA_HOME"]  # child processes must choose for themselves
 
 
 def _generation(commit: Path) -> int:
-    """The number of ``segments_1a``, which counts in base 36."""
+    """The number in ``segments_1a``, which counts in base 36."""
     return int(commit.name.partition("_")[2], 36)
 
 
 def _java_exception() -> type[Exception]:
-    """What a Java exception becomes in Python; the bridge comes with pyserini."""
+    """The class of Java exceptions in Python; the bridge is installed with pyserini."""
     return sys.modules["jnius"].JavaException
 
 

@@ -1,6 +1,6 @@
-"""The index of a file of pages: which file it was made of, where each page starts, how it is made.
+"""Builds the index of a file of pages: which file it describes, and where each page starts.
 
-Pages are looked up by ``stored_pages``.
+``stored_pages`` looks pages up.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _LOG_EVERY = 1_000_000
 
 
 def page_key(url: str) -> str:
-    """What the spellings of one page's address share.
+    """A key shared by all spellings of one page's URL.
 
     MediaWiki's ``w/index.php/X``, ``w/index.php?title=X`` and ``wiki/X`` are one page, and in X
-    ``%20``, ``_`` and a blank are one character.
+    ``%20``, ``_`` and a space are one character.
     """
     wiki, *title = _TITLE_FOLLOWS.split(url.strip(), maxsplit=1)
     return f"{wiki}/wiki/{unquote(title[0]).replace('_', ' ')}" if title else wiki
 
 
 class PagesManifest(Strict):
-    """Which file an offset index was made of, so that a changed file is indexed anew.
+    """Identifies the file that was indexed, so that a changed file is indexed again.
 
-    ``files`` are the sums of the index's own files, ``lines`` that of a plain file of pages.
+    ``files``: sums of the index's own files. ``lines``: sum of an uncompressed file of pages.
     """
 
     format_version: int = FORMAT_VERSION
@@ -67,11 +67,11 @@ class PagesManifest(Strict):
 def build_page_index(
     path: Path, index_dir: Path, status: os.stat_result, is_gzip: bool
 ) -> PagesManifest:
-    """Index ``path`` in ``index_dir``, in the place of an older index; raises ``UserError``."""
+    """Indexes ``path`` in ``index_dir``, replacing an earlier index; raises ``UserError``."""
     if index_dir.exists() and read_page_manifest(index_dir) is None:
         raise UserError(
-            f"{index_dir} exists and is not a page index; nothing was touched: remove it, or name "
-            "another place for the index"
+            f"{index_dir} exists and is not a page index; nothing was changed: remove it, or "
+            "choose another place for the index"
         )
     with built_beside(index_dir) as directory:
         _write_index(path, directory, status, is_gzip)
@@ -99,8 +99,8 @@ def _write_index(path: Path, made: Path, status: os.stat_result, is_gzip: bool) 
         if copy is not None:
             copy.close()
     if not hashes:
-        raise UserError(f"the pages file {path} holds no page")
-    # A stable sort keeps the lines of one address in the order of the file: the last one wins.
+        raise UserError(f"the pages file {path} has no pages")
+    # A stable sort keeps lines with the same URL in the order of the file: the last one wins.
     order = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
     np.save(made / HASHES_FILE, np.frombuffer(hashes, dtype=np.uint64)[order])
     np.save(made / OFFSETS_FILE, np.frombuffer(offsets, dtype=np.uint64)[order])
@@ -115,7 +115,7 @@ def _write_index(path: Path, made: Path, status: os.stat_result, is_gzip: bool) 
 
 
 def read_page_manifest(index_dir: Path) -> PagesManifest | None:
-    """The manifest of a finished index, or None: then it is made (again)."""
+    """The manifest of a finished index, or None if it must be built (again)."""
     try:
         return PagesManifest.model_validate_json((index_dir / MANIFEST_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -128,7 +128,7 @@ def is_gzip_file(path: Path) -> bool:
 
 
 def _read_lines(path: Path, is_gzip: bool) -> Iterator[tuple[int, int, bytes]]:
-    """Number (from 1), offset in the plain text and bytes (line break included) of each line."""
+    """Yields each line's number (from 1), offset in the uncompressed text, and bytes."""
     number = offset = 0
     try:
         with cast(BinaryIO, gzip.open(path) if is_gzip else path.open("rb")) as lines:
@@ -137,8 +137,8 @@ def _read_lines(path: Path, is_gzip: bool) -> Iterator[tuple[int, int, bytes]]:
                 offset += len(line)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
-            f"{path}: the gzip data ends or breaks after line {number} ({error}); "
-            "download or write the file again"
+            f"{path}: the gzip data ends or is damaged after line {number} ({error}); download or "
+            "write the file again"
         ) from error
 
 
@@ -147,8 +147,8 @@ def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
     for key in ("url", "contents"):
         if not isinstance(row.get(key), str):
             raise UserError(
-                f'{path}:{number}: "{key}" is {str(row.get(key, "missing"))[:40]}; each line needs '
-                '"url" and "contents", both texts'
+                f'{path}:{number}: "{key}" is {str(row.get(key, "missing"))[:40]}; each line '
+                'needs the strings "url" and "contents"'
             )
     return row
 

@@ -1,9 +1,8 @@
-"""Record and replay: what a source answered, kept in a file and given again bit for bit.
+"""Records a source's answers in a file, and replays them bit for bit.
 
-``Recorder`` stands before any source (a web provider above all) and appends each new answer to a
-jsonl file; what the file already holds is answered from it, so a run that goes on after kill -9
-pays for nothing twice. ``Replay`` is the file alone as a source. Which source is recorded, and how
-it is served, is decided elsewhere.
+``Recorder`` wraps a source (above all a web provider) and appends each new answer to a JSONL file.
+Recorded queries are answered from the file, so a run resumed after kill -9 pays for nothing twice.
+``Replay`` serves the file alone.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FORMAT_VERSION = 1
 
 
 class RecordingHeader(Strict):
-    """The first line of a recording: which source it is of."""
+    """The first line of a recording: which source it was made from."""
 
     forage_recording: int = FORMAT_VERSION
     name: str
@@ -37,14 +36,14 @@ class RecordingHeader(Strict):
 
 
 class Recorder:
-    """A source whose answers are kept; holds its file alone until it is closed.
+    """Wraps a source and records its answers; locks its file until it is closed.
 
-    Each query has one answer a file: the first. Asked again for as many hits or fewer, it is
-    answered from the file without asking the source, so that a replay gives what this gave.
+    The first answer to a query is kept. Later requests for as many hits or fewer are answered from
+    the file without asking the source, so a replay gives the same results.
     """
 
     def __init__(self, source: Source, path: Path) -> None:
-        """Start or continue ``path``; raises ``UserError`` where it is of another source."""
+        """Starts or continues ``path``; raises ``UserError`` if it was made from another source."""
         self._source = source
         self._path = path
         self.name, self.id, self.num_passages = source.name, source.id, source.num_passages
@@ -57,9 +56,9 @@ class Recorder:
             raise
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """The recorded answers, and the source's to what is new; raises ``SourceError``.
+        """Recorded answers, and the source's for new queries; raises ``SourceError``.
 
-        What the source answered is in the file before it is returned.
+        New answers are in the file before they are returned.
         """
         found = {query: self._answers.find(query, topk) for query in queries}
         new = [query for query, hits in found.items() if hits is None]
@@ -70,7 +69,7 @@ class Recorder:
         return [list(found[query] or ()) for query in queries]
 
     def close(self) -> None:
-        """Close the file and the source; harmless when repeated."""
+        """Closes the file and the source; may be called again."""
         self._close_file()
         self._source.close()
 
@@ -79,10 +78,11 @@ class Recorder:
         self._out.close()
 
     def _continue(self) -> _Answers:
-        """The answers of an earlier run; a new file gets its header, a torn last line goes."""
+        """The answers so far; writes a new file's header and removes a torn last line."""
         header = RecordingHeader(name=self.name, id=self.id, num_passages=self.num_passages)
         line = header.model_dump_json().encode() + b"\n"
-        # New, or killed while it wrote the header; whatever else is there is somebody's file.
+        # A new file, or one whose writer was killed during the header; any other content is
+        # someone's file.
         if line.startswith(begun := self._file.readline()) and begun != line:
             self._out.truncate(0)
             self._write(line)
@@ -91,7 +91,7 @@ class Recorder:
         if recorded.id != header.id:
             raise UserError(
                 f"{self._path} is a recording of {recorded.name} ({recorded.id}), not of "
-                f"{header.name} ({header.id}); record into another file"
+                f"{header.name} ({header.id}); choose another file"
             )
         return answers
 
@@ -104,7 +104,7 @@ class Recorder:
         self._answers.add(query, topk, offset)
 
     def _write(self, line: bytes) -> int:
-        """Add a whole line, or nothing; gives the line's offset."""
+        """Adds a whole line or nothing; returns the line's offset."""
         offset = self._out.seek(0, 2)
         try:
             if self._out.write(line) != len(line):
@@ -116,10 +116,10 @@ class Recorder:
 
 
 class Replay:
-    """A recording as a source: answers what was recorded, and nothing else."""
+    """A recording as a source: answers only recorded queries."""
 
     def __init__(self, path: Path) -> None:
-        """Read ``path``; raises ``UserError`` where it is no recording or is damaged."""
+        """Reads ``path``; raises ``UserError`` if it is damaged or not a recording."""
         self._path = path
         try:
             self._file = path.open("rb")
@@ -131,10 +131,10 @@ class Replay:
             self._file.close()
             raise
         self.name, self.num_passages = f"replay of {header.name}", header.num_passages
-        self.id = header.id  # the recorded source's: a cache cannot tell the two apart
+        self.id = header.id  # the recorded source's, so that caches are shared
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """The hits as recorded; raises ``SourceError`` for a query (or a topk) that was not."""
+        """The recorded hits; raises ``SourceError`` for a query (or topk) that was not recorded."""
         found = [self._answers.find(query, topk) for query in queries]
         missing = [query for query, hits in zip(queries, found, strict=True) if hits is None]
         if missing:
@@ -152,7 +152,7 @@ class Replay:
 
 
 class _Answers:
-    """Where in the file each query's answers stand; the hits stay on disk."""
+    """Offsets of each query's answers in the file; the hits stay on disk."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -165,10 +165,10 @@ class _Answers:
         return max((topk for topk, _ in self._places.get(query, ())), default=0)
 
     def find(self, query: str, topk: int) -> list[Hit] | None:
-        """The first k hits of the first answer that was asked for as many, or None.
+        """The first k hits of the first answer that has as many, or None.
 
         Sources promise that the first k of a longer search are the search for k, and servers rely
-        on it when they join requests, so what was recorded for 5 hits answers a request for 3.
+        on it when they join requests, so an answer recorded for 5 hits serves a request for 3.
         """
         for recorded_topk, offset in self._places.get(query, ()):
             if recorded_topk >= topk:
@@ -189,22 +189,21 @@ def _open_alone(path: Path) -> FileIO:
     except BlockingIOError as error:
         file.close()
         raise UserError(
-            f"the recording {path} is being written by another process; end that one, or record "
-            "into another file"
+            f"another process is writing the recording {path}; stop it, or choose another file"
         ) from error
     return file
 
 
 def _read(path: Path, file: BinaryIO) -> tuple[RecordingHeader, _Answers, int]:
-    """The header, the places of all answers, and where the last whole line ends.
+    """The header, the offsets of all answers, and where the last complete line ends.
 
-    A line that a killed writer left torn is no answer. Raises ``UserError`` with the line number.
+    A line torn by a killed writer is ignored. Raises ``UserError`` with the line number.
     """
     file.seek(0)
     try:
         header = RecordingHeader.model_validate_json(file.readline())
     except ValidationError:
-        raise UserError(f"{path} is not a recording (its first line is no header)") from None
+        raise UserError(f"{path} is not a recording (its first line is not a header)") from None
     if header.forage_recording != FORMAT_VERSION:
         raise UserError(
             f"{path} has format version {header.forage_recording}; this Forage reads "
@@ -228,13 +227,13 @@ def _read(path: Path, file: BinaryIO) -> tuple[RecordingHeader, _Answers, int]:
 
 
 def _to_line(query: str, topk: int, hits: Sequence[Hit]) -> bytes:
-    """One answer; Python writes the shortest text that reads back as the same float."""
+    """One answer as a line; Python writes floats so that they read back exactly."""
     row: dict[str, Any] = {
         "query": query,
         "topk": topk,
         "hits": [_row(hit.passage, hit.score) for hit in hits],
     }
-    # Not escaped: two lone surrogates side by side would be read back as one character.
+    # Not escaped: two adjacent lone surrogates would be read back as one character.
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
@@ -250,6 +249,6 @@ def _hits(row: dict[str, Any]) -> list[Hit]:
 
 
 def _row(passage: Passage, score: float) -> list[Any]:
-    """A hit as it is recorded; the fields of its corpus line where it has some."""
+    """A hit as recorded, with the fields of its corpus line if there are any."""
     row = [passage.id, passage.title, passage.text, float(score)]
     return [*row, passage.fields] if passage.fields else row

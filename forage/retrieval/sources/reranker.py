@@ -1,8 +1,7 @@
-"""A source behind a cross-encoder: more passages are retrieved, the best by its reading are kept.
+"""Reranks a source's hits with a cross-encoder: retrieves more passages, keeps the best.
 
-A source that holds a source. The model reads a query and a passage together, which is dearer and
-better than comparing two vectors. Each query meets its own passages alone. How the passages are
-found is the inner source's; pooling and prefixes are an encoder's, a cross-encoder has none.
+The model reads a query and a passage together, which costs more and ranks better than comparing two
+vectors. The wrapped source finds the passages.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ PUBLISHED_MODEL = "cross-encoder/ms-marco-MiniLM-L12-v2"
 
 
 class ScorePairs(Protocol):
-    """What a reranker needs of a model."""
+    """The interface of a reranker's model."""
 
     @property
     def id(self) -> str:
-        """Changes when a pair may be scored differently."""
+        """Changes whenever a pair may be scored differently."""
         ...
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """One float32 a (query, passage) pair, higher is better."""
+        """One float32 per (query, passage) pair, higher is better."""
         ...
 
 
 class Reranked:
-    """Retrieves ``depth`` hits a query whatever is asked for, and orders them by the model's score.
+    """Retrieves ``depth`` hits per query, whatever ``topk`` is, and sorts them by model score.
 
     The published setting retrieves 10 and keeps 3. The depth is fixed so that the first k of a
-    search for more are the search for k; a search for more than ``depth`` finds ``depth``.
+    search for more are the search for k; no search finds more than ``depth``.
     """
 
     def __init__(self, source: Source, model: ScorePairs, depth: int = 10) -> None:
-        """Raises ``UserError`` for a depth below 1. We close the source."""
+        """Raises ``UserError`` for a depth below 1. Closing this closes the source."""
         if depth < 1:
             raise UserError(f"the reranker's depth is {depth}; it must be 1 or more (10 is common)")
         self._source, self._model, self._depth = source, model, depth
@@ -56,7 +55,7 @@ class Reranked:
         self.id = f"{self.name}-{sha256(parts.encode()).hexdigest()[:16]}"
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """Hits with the model's scores, ties in the order retrieved; raises ``SourceError``."""
+        """Hits with the model's scores, ties in retrieval order; raises ``SourceError``."""
         found = self._source.search(queries, self._depth)
         pairs = [
             (query, passage_as_read(hit.passage))
@@ -76,9 +75,9 @@ class Reranked:
         assert scores.shape == (len(pairs),), f"{scores.shape} scores for {len(pairs)} pairs"
         wrong = np.flatnonzero(~np.isfinite(scores))
         if len(wrong):
-            # The text stays out of the message: it may be long, and it is the caller's.
+            # The message omits the text: it may be long and belongs to the caller.
             raise SourceError(
-                f"the reranker {self._model.id} gave {scores[wrong[0]]} for {len(wrong)} of "
+                f"the reranker {self._model.id} returned {scores[wrong[0]]} for {len(wrong)} of "
                 f"{len(pairs)} passages; load it with dtype float32 or choose another model",
                 is_temporary=False,
             )
@@ -98,10 +97,10 @@ class CrossEncoderModel:
         max_tokens: int | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """Load a directory or hub id; raises ``UserError`` where it is no such model.
+        """Loads a directory or hub id; raises ``UserError`` if it is not such a model.
 
-        ``device`` None takes a GPU where there is one. ``max_tokens`` None is the model's own
-        limit; a longer pair loses the end of its passage.
+        ``device`` None: a GPU if there is one. ``max_tokens`` None: the model's own limit; the end
+        of a longer passage is cut off.
         """
         from safetensors import SafetensorError
         from sentence_transformers import CrossEncoder
@@ -124,7 +123,8 @@ class CrossEncoderModel:
                     trust_remote_code=trust_remote_code,
                     local_files_only=only_downloaded(model),
                     model_kwargs={"torch_dtype": dtype},
-                    # Some models' own sigmoid rounds all good passages to 1: order needs logits.
+                    # The sigmoid of some models rounds all good passages to 1, but sorting needs
+                    # differences.
                     activation_fn=nn.Identity(),
                 )
         except UserError:
@@ -133,17 +133,17 @@ class CrossEncoderModel:
             raise UserError(f"cannot load the cross-encoder {model}: {error}") from error
         if self._model.num_labels != 1:
             raise UserError(
-                f"{model} gives {self._model.num_labels} numbers for a pair; a reranker needs a "
+                f"{model} returns {self._model.num_labels} numbers per pair; a reranker needs a "
                 f"cross-encoder with one, such as {PUBLISHED_MODEL}"
             )
         self._batch_size = batch_size
         self._has_warned = False
-        commit = getattr(self._model.config, "_commit_hash", None)  # of a hub's model
+        commit = getattr(self._model.config, "_commit_hash", None)  # if it comes from the hub
         version = commit or ModelFiles(model).fingerprint()
         self.id = f"{model}@{version} {dtype} {self._model.max_seq_length}"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Raw logits, float32 [N]; batches hold pairs of similar length, so little is padding."""
+        """Raw logits, float32 [N]; batches contain pairs of similar length to reduce padding."""
         if not self._has_warned:
             self._warn_of_what_is_cut(pairs)
         order = sorted(range(len(pairs)), key=lambda row: -sum(map(len, pairs[row])))
@@ -155,7 +155,7 @@ class CrossEncoderModel:
         return in_place
 
     def _warn_of_what_is_cut(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Say once that passages lose their ends; no token is shorter than a byte."""
+        """Warns once if passages are truncated; no token is shorter than a byte."""
         limit = self._model.max_seq_length
         if limit is None:
             return
@@ -168,9 +168,9 @@ class CrossEncoderModel:
         if lengths:
             self._has_warned = True
             logger.warning(
-                "%d of %d passages are longer than the %d tokens that the reranker reads, and lose "
-                "their ends (the longest has %d with its query); retrieve shorter passages, or use "
-                "a model that reads more. No others are reported",
+                "%d of %d passages are longer than the %d tokens that the reranker reads and "
+                "lose their ends (the longest has %d with its query); retrieve shorter passages, "
+                "or use a model that reads more. This is reported once",
                 *(len(lengths), len(pairs), limit, max(lengths)),
             )
 
@@ -180,7 +180,7 @@ def _num_bytes(text: str) -> int:
 
 
 def passage_as_read(passage: Passage) -> str:
-    """The passage as Search-R1's reranker gives it to the model: ``(Title: "Ada") Born 1815.``"""
+    """The passage as Search-R1 formats it for its reranker: ``(Title: "Ada") Born 1815.``"""
     return f'(Title: "{passage.title}") {passage.text}' if passage.title else passage.text
 
 

@@ -1,10 +1,10 @@
-"""An index too large for one machine: shards as deployments of Ray Serve, searched as one source.
+"""Serves an index too large for one machine: shards on Ray Serve, searched as one source.
 
-``start_shards`` leaves an application on a Ray cluster: a process a shard, each with an opened
-index, and one that asks them all and merges by score. ``Sharded`` is the source that a search
-server puts in front of it (HTTP, batching and caches are the server's). A shard that does not
-answer fails the search: a part of a corpus would be another corpus. Shards are made in
-``forage.retrieval.index.shards``.
+``start_shards`` leaves an application on a Ray cluster: one process per shard, each with an opened
+index, and one that queries them all and merges by score. ``Sharded`` is the source that a search
+server wraps (the server handles HTTP, batching and caches). If a shard does not answer, the search
+fails: part of a corpus would be another corpus. ``forage.retrieval.index.shards`` cuts an index
+into shards.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from forage.types import Hit
 
 APP_NAME = "forage"
 
-# What a pinned shard takes of its custom resource: a machine that has 1 of it holds many shards.
+# Amount of its custom resource that a pinned shard takes: a machine with 1 holds many shards.
 _PIN = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """A shard's index directory, as the machine that runs it sees it.
+    """A shard's index directory, as seen by the machine that runs it.
 
-    ``resource`` is a custom resource of Ray that only machines with this directory have; None where
-    all machines see it.
+    ``resource``: a custom Ray resource of the machines that have this directory; None if all do.
     """
 
     directory: Path
@@ -52,27 +51,29 @@ def start_shards(
     num_gpus: float = 0.0,
     replicas: int = 1,
 ) -> None:
-    """Run the shards on the Ray cluster at ``address`` and return when all are open.
+    """Runs the shards on the Ray cluster at ``address``; returns when all are open.
 
-    They go on until ``stop_shards``. ``num_cpus`` and ``num_gpus`` are what each takes;
-    ``replicas`` copies of each share the load. Raises ``UserError`` where Ray is not there or a
-    shard does not open.
+    They run until ``stop_shards``. ``num_cpus`` and ``num_gpus``: per shard. ``replicas``: copies
+    of each shard, which share the load. Raises ``UserError`` if there is no Ray cluster or a shard
+    does not open.
     """
     if not places:
-        raise UserError("no shard given; name the index directories")
+        raise UserError("no shards given; name the index directories")
     from ray import serve
 
     with _connected(address):
         if app in serve.status().applications:
-            raise UserError(f"the application {app!r} runs already; stop it, or name another")
+            raise UserError(
+                f"the application {app!r} is already running; stop it, or choose another name"
+            )
         _require_resources(places, num_cpus * replicas, num_gpus * replicas, replicas)
-        # No proxy: requests come over a search server of ours, whose port is its own.
+        # No proxy: requests arrive through our own search server, on its port.
         serve.start(proxy_location="Disabled")
         shards = [
             serve.deployment(
                 name=f"shard-{number}",
                 num_replicas=replicas,
-                max_ongoing_requests=1,  # an index is searched by one thread at a time
+                max_ongoing_requests=1,  # one thread at a time searches an index
                 max_constructor_retry_count=1,
                 ray_actor_options={
                     "num_cpus": num_cpus,
@@ -85,14 +86,14 @@ def start_shards(
         together = serve.deployment(ray_actor_options={"num_cpus": 0})(_Together)
         try:
             serve.run(together.bind(*shards), name=app, route_prefix=None)
-        except RuntimeError as error:  # what Ray Serve raises where a deployment does not start
+        except RuntimeError as error:  # raised by Ray Serve if a deployment does not start
             reason = _why_not(serve.status().applications[app]) or str(error)
             serve.delete(app)
             raise UserError(f"the shards did not start: {reason}") from error
 
 
 def stop_shards(app: str = APP_NAME, address: str | None = "auto") -> None:
-    """End the processes of ``start_shards``; harmless when there are none."""
+    """Ends the processes of ``start_shards``; does nothing if there are none."""
     from ray import serve
 
     with _connected(address):
@@ -105,7 +106,7 @@ class Sharded:
     def __init__(
         self, app: str = APP_NAME, address: str | None = "auto", timeout_s: float = 30.0
     ) -> None:
-        """``timeout_s`` for an answer; raises ``UserError`` where no shards of one index run."""
+        """``timeout_s``: per answer; raises ``UserError`` if no shards of one index are running."""
         from ray import serve
         from ray.serve.exceptions import RayServeException
 
@@ -127,26 +128,26 @@ class Sharded:
         self.id = f"{self.name}-{len(infos)}-{digest.hexdigest()[:16]}"
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """All shards search all queries at the same time; raises ``SourceError``."""
+        """All shards search all queries in parallel; raises ``SourceError``."""
         from ray.exceptions import RayActorError
         from ray.serve.exceptions import RayServeException
 
         try:
             return self._app.search.remote(list(queries), topk).result(timeout_s=self._timeout_s)
-        except SourceError as error:  # a shard's own, wrapped by Ray
+        except SourceError as error:  # the shard's own error, wrapped by Ray
             raise SourceError(error.reason, error.is_temporary) from error
         except TimeoutError as error:
             raise SourceError("the shards did not answer in time") from error
         except (RayActorError, RayServeException) as error:
-            raise SourceError("a shard has ended; Ray Serve starts it again") from error
+            raise SourceError("a shard failed; Ray Serve is restarting it") from error
 
     def close(self) -> None:
-        """Leave the cluster; the shards go on."""
+        """Disconnects from the cluster; the shards keep running."""
         self._connection.close()
 
 
 class _Shard:
-    """One shard in a process of Ray."""
+    """One shard in a Ray process."""
 
     def __init__(self, directory: Path, options: OpenOptions | None) -> None:
         self._directory = directory
@@ -160,7 +161,7 @@ class _Shard:
 
 
 class _Together:
-    """Asks every shard, and merges what they find; the handles are Ray Serve's."""
+    """Queries every shard and merges their results; the handles are Ray Serve's."""
 
     def __init__(self, *shards: Any) -> None:
         self._shards = shards
@@ -178,7 +179,7 @@ class _Together:
 def _require_resources(
     places: Sequence[ShardPlace], cpus_per_shard: float, gpus_per_shard: float, replicas: int
 ) -> None:
-    """Raise ``UserError`` where the cluster has not enough free: Ray would wait for ever."""
+    """Raises ``UserError`` if the cluster has too little free: Ray would wait forever."""
     import ray
 
     needed = {"CPU": cpus_per_shard * len(places), "GPU": gpus_per_shard * len(places)}
@@ -190,19 +191,19 @@ def _require_resources(
         if amount > free.get(name, 0):
             raise UserError(
                 f"the shards need {amount:g} of the resource {name}, but the Ray cluster has "
-                f"{free.get(name, 0):g} free; add machines, or ask for less for each shard"
+                f"{free.get(name, 0):g} free; add machines, or request less per shard"
             )
 
 
 def _why_not(application: Any) -> str:
-    """The last line of the first deployment's traceback, where Ray Serve kept one."""
+    """The last line of the first deployment's traceback, if Ray Serve kept one."""
     messages = (deployment.message for deployment in application.deployments.values())
     return next((message.strip().splitlines()[-1] for message in messages if message), "")
 
 
 @contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Connected to Ray; a connection that was there before is used, and left as it is."""
+    """Connects to Ray; an existing connection is used and left open."""
     import ray
 
     if ray.is_initialized():

@@ -1,9 +1,8 @@
-"""Whole pages by address, for ``/access``: a pages jsonl and an index of where each page starts.
+"""Looks up whole pages by URL for ``/access``: a JSONL file of pages and an index of offsets.
 
-``open_pages`` indexes a file of ``{"url", "contents"}`` lines once (16 bytes a page, kept beside
-the file) and maps both afterwards, so that a page costs a binary search and one line, however many
-gigabytes there are. ``read_pages`` answers a request. Passages and searches are the index's, HTTP
-is the server's, pages of the live web are ``forage.retrieval.web.web_pages``.
+``open_pages`` indexes a file of ``{"url", "contents"}`` lines once (16 bytes per page, stored next
+to the file) and maps both. A page then takes a binary search and one line, however large the file.
+``read_pages`` answers a request. ``forage.retrieval.web.web_pages`` reads pages of the live web.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ logger = logging.getLogger(__name__)
 
 
 class Pages(Protocol):
-    """Somewhere to look pages up; may be called from several threads."""
+    """Looks pages up; may be called from several threads."""
 
     def pages(self, urls: Sequence[str]) -> list[Page | None]:
-        """The page behind each address, None where there is none; raises ``SourceError``."""
+        """The page behind each URL, None if there is none; raises ``SourceError``."""
         ...
 
     def close(self) -> None:
-        """Let go of files and connections; harmless when repeated."""
+        """Releases files and connections; may be called again."""
         ...
 
 
 def read_pages(pages: Pages, request: AccessRequest) -> AccessReply:
-    """Answer ``/access``: each address its page, in the order asked; raises ``SourceError``."""
+    """Answers ``/access``: the page of each URL, in order; raises ``SourceError``."""
     found = pages.pages(request.urls)
     if request.max_chars is None:
         return AccessReply(result=list(found))
@@ -59,7 +58,7 @@ def read_pages(pages: Pages, request: AccessRequest) -> AccessReply:
 
 
 def cut_page(page: Page, chunk: int, max_chars: int) -> PageChunk:
-    """Part ``chunk`` of ``page`` in parts of ``max_chars`` characters; all parts joined are it.
+    """Part ``chunk`` of ``page`` in parts of ``max_chars`` characters, which join to the whole.
 
     ``abcde`` in parts of 2 is ``ab``, ``cd``, ``e``; an empty page has one empty part.
     """
@@ -72,11 +71,11 @@ def cut_page(page: Page, chunk: int, max_chars: int) -> PageChunk:
 
 
 def open_pages(path: Path, is_verified: bool = False) -> PageStore:
-    """The pages of a jsonl file (gzip too), indexed first where that was not done yet.
+    """Opens a JSONL file of pages (gzip too), indexing it first if necessary.
 
-    The index lies in ``<path>.index``; gzip is read once into a plain copy there. A file that has
-    changed since is indexed again. ``is_verified`` reads every file to its end before it is
-    trusted. Raises ``UserError`` (wrong lines are named by number).
+    The index is in ``<path>.index``; gzip is unpacked there once. A changed file is indexed again.
+    ``is_verified`` reads every file to the end first. Raises ``UserError`` (which numbers invalid
+    lines).
     """
     index_dir = path.with_name(path.name + ".index")
     try:
@@ -99,28 +98,28 @@ def open_pages(path: Path, is_verified: bool = False) -> PageStore:
 
 
 def _check(lines: Path, index_dir: Path, manifest: PagesManifest, is_verified: bool) -> None:
-    """Compare the files with their sums; raises ``UserError``."""
+    """Compares the files with their sums; raises ``UserError``."""
     if manifest.files is None:
         logger.warning(
-            "%s has no checksums (an older version made it): remove it, and it is made again",
+            "%s has no checksums (an older version built it): remove it to have it rebuilt",
             index_dir,
         )
         return
-    remedy = f"remove {index_dir}, and it is made again"
+    remedy = f"remove {index_dir} to have it rebuilt"
     check_file_sums(index_dir, manifest.files, is_verified, remedy)
     if manifest.lines is not None:
         of_lines = {lines.name: manifest.lines}
-        check_file_sums(lines.parent, of_lines, is_verified, "put the file back")
+        check_file_sums(lines.parent, of_lines, is_verified, "restore the file")
 
 
 class PageStore:
-    """An indexed pages file: a page by address, without reading the others.
+    """An indexed file of pages: reads one page without reading the others.
 
-    Safe to read from several threads. Use ``open_pages`` to make one.
+    Thread-safe. Created by ``open_pages``.
     """
 
     def __init__(self, lines: Path, index_dir: Path, manifest: PagesManifest) -> None:
-        """Map ``lines`` and its index; raises ``UserError`` if they do not belong together."""
+        """Maps ``lines`` and its index; raises ``UserError`` if they do not belong together."""
         try:
             self._hashes = np.load(index_dir / HASHES_FILE, mmap_mode="r")
             self._offsets = np.load(index_dir / OFFSETS_FILE, mmap_mode="r")
@@ -128,21 +127,21 @@ class PageStore:
                 self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, EOFError, ValueError) as error:
             raise UserError(
-                f"the page index in {index_dir} cannot be read ({error}); remove it, and it is "
-                "made again"
+                f"the page index in {index_dir} cannot be read ({error}); remove it to have it "
+                "rebuilt"
             ) from error
         found = (len(self._hashes), len(self._offsets), len(self._lines))
         if found != (manifest.num_pages, manifest.num_pages, manifest.num_bytes):
             self._lines.close()
             raise UserError(
                 f"the page index in {index_dir} was made for {manifest.num_pages} pages in "
-                f"{manifest.num_bytes} bytes, but holds {found[0]} addresses and {found[1]} "
-                f"offsets for {found[2]} bytes; remove it, and it is made again"
+                f"{manifest.num_bytes} bytes, but has {found[0]} URLs and {found[1]} offsets for "
+                f"{found[2]} bytes; remove it to have it rebuilt"
             )
         self._files = OpenFiles((lines, index_dir / HASHES_FILE, index_dir / OFFSETS_FILE))
 
     def __len__(self) -> int:
-        """Lines of the file; an address that stands on several counts each time."""
+        """Lines of the file; a URL on several lines counts each time."""
         return len(self._hashes)
 
     def __enter__(self) -> Self:
@@ -156,10 +155,10 @@ class PageStore:
         self._files.close()
 
     def page(self, url: str) -> Page | None:
-        """The page behind ``url``, or None; the last line wins where an address stands on several.
+        """The page behind ``url``, or None; if several lines have the URL, the last one wins.
 
-        An address with a ``#fragment`` that no line has names the page without it. Raises
-        ``SourceError`` where a file was cut meanwhile: reading on would end the process.
+        A URL with a ``#fragment`` that no line has refers to the page without it. Raises
+        ``SourceError`` if a file has been truncated: reading on would end the process.
         """
         try:
             self._files.check()
@@ -171,7 +170,7 @@ class PageStore:
         return page
 
     def pages(self, urls: Sequence[str]) -> list[Page | None]:
-        """``page`` of each address, in the order asked."""
+        """The result of ``page`` for each URL, in order."""
         return [self.page(url) for url in urls]
 
     def _find(self, key: str) -> Page | None:
@@ -192,5 +191,5 @@ class PageStore:
 
 
 def _without_surrogates(text: str) -> str:
-    """Lone surrogates (legal in JSON, not in UTF-8) as question marks."""
+    """Replaces lone surrogates (legal in JSON, not in UTF-8) with question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")

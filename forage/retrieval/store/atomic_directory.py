@@ -1,8 +1,8 @@
-"""A directory that appears whole or not at all: built beside its place, then renamed.
+"""Builds an index directory next to its final place, then renames it: it is complete or absent.
 
-``built_beside`` starts from nothing and leaves nothing behind. ``resumable_beside`` keeps its
-directory when a build ends early, so that the same command goes on; one build at a time may have
-it. What is built is not known here.
+``built_beside`` starts from an empty directory and leaves nothing behind on failure.
+``resumable_beside`` keeps its directory if a build ends early, so the same command can resume; only
+one build at a time may use it. This file does not know what is built.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ LOCK_FILE = "lock"
 
 
 def refuse_other_contents(out: Path) -> None:
-    """Only an index, an empty directory or nothing may be built over."""
+    """Raises ``UserError`` unless ``out`` is an index, an empty directory, or does not exist."""
     if not out.exists() or (out / MANIFEST_FILE).is_file():
         return
     if not out.is_dir() or any(out.iterdir()):
         raise UserError(
-            f"{out} exists and is not an index; nothing was touched: choose another --out"
+            f"{out} exists and is not an index; nothing was changed: choose another --out"
         )
 
 
 def refuse_an_index(out: Path) -> None:
-    """Raise ``UserError`` where ``out`` holds an index, which nobody asked to replace."""
+    """Raises ``UserError`` if ``out`` contains an index, which a plain build must not replace."""
     if (out / MANIFEST_FILE).is_file():
         raise UserError(
-            f"{out} holds an index already; nothing was touched: --overwrite replaces it, or "
-            "choose another --out"
+            f"{out} already contains an index; nothing was changed: give --overwrite to replace "
+            "it, or choose another --out"
         )
 
 
@@ -49,16 +49,16 @@ def built_beside(out: Path) -> Iterator[Path]:
 
 
 def partial_directory(out: Path) -> Path:
-    """Where the unfinished build of ``out`` lies."""
+    """The directory of an unfinished build of ``out``."""
     return out.with_name(f".{out.name}.partial")
 
 
 @contextmanager
 def resumable_beside(out: Path, is_restart: bool) -> Iterator[Path]:
-    """The directory of the unfinished build, as it was left, renamed to ``out`` in the end.
+    """The directory of an unfinished build, with its earlier content; finally renamed to ``out``.
 
-    ``is_restart`` empties it first. The body seals it, since it knows what goes before the end.
-    Raises ``UserError`` while another process builds ``out``.
+    ``is_restart`` empties it first. The body must seal the index, because it removes temporary
+    files. Raises ``UserError`` while another process builds ``out``.
     """
     directory = partial_directory(out)
     kept = f"the finished part stays in {directory}, and the same command continues from there"
@@ -68,7 +68,9 @@ def resumable_beside(out: Path, is_restart: bool) -> Iterator[Path]:
             try:
                 lock_alone(lock.fileno(), directory)
             except BlockingIOError as error:
-                raise UserError(f"another process is building {out}; wait for it") from error
+                raise UserError(
+                    f"another process is building {out}; wait until it has finished"
+                ) from error
             if is_restart:
                 _empty(directory)
             yield directory

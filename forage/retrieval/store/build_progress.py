@@ -1,7 +1,7 @@
-"""How far a build is: a line with rate and time left.
+"""Shows the progress of a build, with its rate and the time left.
 
-It is a bar on a terminal, and elsewhere (in a cluster's job) a log line every half minute. Several
-threads may advance it. What is counted is the caller's.
+On a terminal it is a bar, otherwise (in a cluster job) a log line every half minute. Several
+threads may advance it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG_EVERY_S = 30.0
 
 
 class BuildProgress:
-    """Counts up to ``total`` (None: not known), from ``done``."""
+    """Counts from ``done`` up to ``total`` (None: unknown)."""
 
     def __init__(
         self,
@@ -42,21 +42,21 @@ class BuildProgress:
         self._lock = threading.Lock()
 
     def advance(self, count: int) -> None:
-        """``count`` more are done."""
+        """Adds ``count``."""
         with self._lock:
             self._new += count
 
     @property
     def done(self) -> int:
-        """How many are done, those before the start included."""
+        """The count, including what was done before the start."""
         return self._done + self._new
 
     def rate(self) -> float:
-        """How many were done in a second since the start."""
+        """Items per second since the start."""
         return self._new / max(self._clock() - self._begun, 1e-9)
 
     def left_s(self) -> float | None:
-        """Seconds to the end at this rate; None where total or rate are not known."""
+        """Seconds left at this rate; None if the total or the rate is unknown."""
         if self._total is None or self._new == 0:
             return None
         return (self._total - self.done) / self.rate()
@@ -73,7 +73,7 @@ class BuildProgress:
 def build_progress(
     label: str, total: int | None, is_shown: bool, done: int = 0
 ) -> Iterator[Callable[[int], None]]:
-    """Yields a function that is called with each advance; silent unless ``is_shown``."""
+    """Yields a function to call with each advance; silent unless ``is_shown``."""
     progress = BuildProgress(label, total, done)
     console = Console(stderr=True)
     if not is_shown or not console.is_terminal:

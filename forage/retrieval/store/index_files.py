@@ -1,9 +1,9 @@
-"""The files of an index: their sizes and checksums, and whether they still are what was built.
+"""Sizes and checksums of an index's files, and whether the files still match them.
 
-A changed byte in a mapped array gives wrong passages and no error, so files are compared with what
-the manifest says of them when an index is opened: each size, all of each file that is not very
-large, and samples spread over the others (or all of them too, for ``--verify``). ``OpenFiles``
-notices a file that is cut while it is mapped.
+A changed byte in a mapped array gives wrong passages without an error, so opening an index compares
+its files with the manifest: the size of each, all of each file that is not very large, and samples
+spread over the others (or, for ``--verify``, all of them too). ``OpenFiles`` detects a file that is
+truncated while it is mapped.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pydantic import Field
 from forage.errors import UserError
 from forage.settings import Strict
 
-# A second for five gigabytes that are in memory; of larger files, a part is read at each opening.
+# A second for five gigabytes in memory; of larger files, each opening reads only a part.
 _MAX_WHOLE_BYTES = 256 * 2**20
 _NUM_SAMPLES, _SAMPLE_BYTES = 1024, 64 * 2**10
 _MAX_WATCHED = 256
 
 
 class FileSum(Strict):
-    """What a file was when it was built: its size, and xxh3 of all of it and of samples."""
+    """A file as it was built: its size, and xxh3 of all of it and of samples."""
 
     num_bytes: int = Field(ge=0)
     whole: str
@@ -34,11 +34,11 @@ class FileSum(Strict):
 
 
 class DamagedFileError(Exception):
-    """A file of an open index is no longer what was opened: nothing read from it can be trusted."""
+    """A file of an open index has changed, so nothing read from it can be trusted."""
 
 
 def sum_file(path: Path) -> FileSum:
-    """The sums of a file as it is now."""
+    """The current sums of a file."""
     num_bytes = path.stat().st_size
     whole = _digest(path, num_bytes, is_whole=True)
     sampled = whole if num_bytes <= _MAX_WHOLE_BYTES else _digest(path, num_bytes, is_whole=False)
@@ -48,10 +48,12 @@ def sum_file(path: Path) -> FileSum:
 def check_file_sums(
     directory: Path, stated: Mapping[str, FileSum], is_whole: bool, remedy: str
 ) -> None:
-    """Raise ``UserError`` unless files are what their sums say; ``remedy`` is what helps."""
+    """Raises ``UserError`` unless the files match their sums; ``remedy``: how to repair them."""
     for name, file_sum in stated.items():
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise UserError(f"{directory}: its manifest names {name!r} outside of it; {remedy}")
+            raise UserError(
+                f"{directory}: its manifest names {name!r}, which is outside it; {remedy}"
+            )
         _check_file_sum(directory / name, file_sum, is_whole, remedy)
 
 
@@ -62,13 +64,14 @@ def _check_file_sum(path: Path, stated: FileSum, is_whole: bool, remedy: str) ->
             raise UserError(f"{path} is a pipe, a device or a folder; {remedy}")
         if num_bytes != stated.num_bytes:
             raise UserError(
-                f"{path} is damaged: it has {num_bytes} bytes, and was built with "
+                f"{path} is damaged: it has {num_bytes} bytes, but was built with "
                 f"{stated.num_bytes}; {remedy}"
             )
         wanted = stated.whole if is_whole else stated.sampled
         if _digest(path, num_bytes, is_whole) != wanted:
             raise UserError(
-                f"{path} is damaged: its content is not what was built (another checksum); {remedy}"
+                f"{path} is damaged: its content differs from what was built (checksum mismatch); "
+                f"{remedy}"
             )
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; {remedy}") from error
@@ -88,19 +91,19 @@ def _digest(path: Path, num_bytes: int, is_whole: bool) -> str:
 
 
 def _sampled_places(num_bytes: int) -> Iterator[int]:
-    """Where samples begin: spread evenly, the first and the last bytes among them."""
+    """Offsets of the samples: spread evenly, including the first and last bytes."""
     last = num_bytes - _SAMPLE_BYTES
     return (last * number // (_NUM_SAMPLES - 1) for number in range(_NUM_SAMPLES))
 
 
 class OpenFiles:
-    """Holds files that are mapped, to see whether one is cut: the kernel gives zeros, or SIGBUS.
+    """Keeps mapped files open to detect truncation (the kernel gives zeros or SIGBUS).
 
-    It holds the files themselves, so that an index that is replaced by a new one changes nothing.
+    It holds the files themselves, so replacing the index with a new one changes nothing.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Hold the largest of the files among ``paths``."""
+        """Opens the largest of the files among ``paths``."""
         self._files: list[tuple[Path, int, int]] = []
         files = [path for path in paths if path.is_file()]
         for path in sorted(files, key=lambda path: -path.stat().st_size)[:_MAX_WATCHED]:
@@ -109,16 +112,16 @@ class OpenFiles:
                 self._files.append((path, descriptor, os.fstat(descriptor).st_size))
 
     def check(self) -> None:
-        """Raise ``DamagedFileError`` where a file is shorter than when it was opened."""
+        """Raises ``DamagedFileError`` if a file is shorter than when it was opened."""
         for path, descriptor, num_bytes in self._files:
             found = os.fstat(descriptor).st_size
             if found < num_bytes:
                 raise DamagedFileError(
-                    f"{path} was cut from {num_bytes} to {found} bytes while it was open; put the "
-                    "file back, or build the index again"
+                    f"{path} was truncated from {num_bytes} to {found} bytes while it was open; "
+                    "restore the file, or build the index again"
                 )
 
     def close(self) -> None:
-        """Let the files go; harmless when repeated."""
+        """Closes the files; may be called again."""
         while self._files:
             os.close(self._files.pop()[1])

@@ -1,8 +1,8 @@
-"""The manifest of an index directory: what the index is made of, and how that is checked.
+"""The manifest of an index directory: what the index is made of, and how that is verified.
 
-It is written last when an index is built and read first when it is opened. Here are the fields that
-all backends share; each backend's file has a model of its own over them, and
-``forage.retrieval.index.index`` lists these.
+It is written last when an index is built and read first when it is opened. This file has the fields
+that all backends share; each backend's file extends them, and ``forage.retrieval.index.index``
+lists the backends.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 MAX_COUNT = 10_000_000
 Count = Annotated[int, Field(le=MAX_COUNT)]
-"""Candidates, lists, links and the like: libraries allocate what a manifest says."""
+"""A bounded number of candidates, lists, links etc.: libraries allocate what a manifest says."""
 
-# What another program writes whenever it is opened, and checks itself: Qdrant's store.
+# Qdrant's store, which its client rewrites whenever it opens it, and verifies itself.
 _LIVING = frozenset({"qdrant"})
-# Of the files that opening an index reads.
+# Suffixes of the files that opening an index reads.
 _READ_SUFFIXES = {".npy", ".json", ".jsonl", ".faiss"}
 _REMEDY = "build the index again from its corpus"
 
-# sha256 takes two seconds a gigabyte. Above this the size alone is compared; where the files have
-# sums of their own, which are faster, sooner.
+# sha256 takes two seconds per gigabyte. Above this, only the size is compared; the limit is lower
+# for files that also have the faster sums.
 _MAX_HASHED_BYTES = 256 * 2**20
 _MAX_HASHED_TWICE_BYTES = 16 * 2**20
 
 
 class CommonManifest(Strict):
-    """What every manifest says; ``library`` names the packages that built it, with versions.
+    """Fields of every manifest; ``library``: the packages that built the index, with versions.
 
-    ``files`` has the sums of all others in the directory; indexes of older versions have none.
+    ``files``: the sums of all other files in the directory; older indexes have none.
     """
 
     format_version: int = FORMAT_VERSION
@@ -55,7 +55,9 @@ class CommonManifest(Strict):
     files: dict[str, FileSum] | None = None
 
     def digest(self) -> str:
-        """Names what is searched; older indexes have no sums of files, which say nothing new."""
+        """Identifies the index; leaves out ``files``, which older indexes lack and which add
+        nothing.
+        """
         return sha256(self.model_dump_json(exclude={"files"}).encode()).hexdigest()[:16]
 
 
@@ -65,9 +67,9 @@ def write_manifest(directory: Path, manifest: CommonManifest) -> None:
 
 
 def seal(directory: Path, without: Collection[str] = ()) -> None:
-    """Write into the manifest, where there is one, what the files of a finished index are.
+    """Writes the sums of a finished index's files into its manifest, if there is one.
 
-    ``without``: what lies in the directory and is no part of the index.
+    ``without``: files and folders that are not part of the index.
     """
     path = directory / MANIFEST_FILE
     if not path.exists():
@@ -85,14 +87,14 @@ def seal(directory: Path, without: Collection[str] = ()) -> None:
 def check_files(
     directory: Path, manifest: CommonManifest, is_whole: bool = False, prefix: str = ""
 ) -> None:
-    """Compare files (those that begin with ``prefix``) with the manifest; raises ``UserError``.
+    """Compares the files that start with ``prefix`` with the manifest; raises ``UserError``.
 
-    ``is_whole`` reads the largest ones to their end too.
+    ``is_whole``: read even the largest ones to the end.
     """
     if manifest.files is None:
         logger.warning(
-            "%s has no checksums of its files (an older version built it): damage may go unseen "
-            "until it is built again",
+            "%s has no checksums (an older version built it), so damage may go unnoticed until "
+            "it is built again",
             directory,
         )
         return
@@ -109,7 +111,7 @@ def check_files(
 
 
 def check_corpus(directory: Path, manifest: CommonManifest, num_rows: int) -> None:
-    """Compare the manifest with the corpus beside it (``num_rows`` passages)."""
+    """Compares the manifest with its corpus (``num_rows`` passages)."""
     require_same(directory, "passages", manifest.num_passages, "its corpus holds", num_rows)
     stated = manifest.corpus_bytes, manifest.corpus_sha256
     check_file(directory, manifest, LINES_FILE, "corpus", *stated, "its corpus")
@@ -118,7 +120,7 @@ def check_corpus(directory: Path, manifest: CommonManifest, num_rows: int) -> No
 def require_same(
     directory: Path, what: str, stated: object, other_side: str, found: object
 ) -> None:
-    """Raise ``UserError`` that names both sides where they differ."""
+    """Raises ``UserError`` that names both sides if they differ."""
     if stated != found:
         raise UserError(
             f"{directory}: the manifest says {what} {stated}, but {other_side} {found}; "
@@ -127,7 +129,7 @@ def require_same(
 
 
 def common_fields(stored: StoredCorpus) -> dict[str, int | str]:
-    """The fields that a stored corpus settles."""
+    """The fields that a stored corpus determines."""
     return {
         "num_passages": stored.num_passages,
         "corpus_bytes": stored.num_bytes,
@@ -150,7 +152,7 @@ def check_file(
     digest: str,
     holder: str,
 ) -> None:
-    """Compare a file's size with the stated one, and its digest where it is not too large."""
+    """Compares a file's size with the manifest's, and its digest unless it is too large."""
     path = directory / name
     try:
         found_bytes = path.stat().st_size

@@ -1,8 +1,8 @@
-"""What a paid provider may cost: a cap in dollars, and a rate.
+"""Limits what a paid provider may cost: a cap in dollars, and a rate.
 
-Money is counted when a request leaves, in whole micro-dollars, and in a ledger file where one is
-named, so that the cap holds across restarts and across processes that share the ledger. Nothing
-here sends requests or knows what they were for.
+Money is counted when a request is sent, in whole micro-dollars, and also in a ledger file if one is
+given, so that the cap holds across restarts and across processes that share the ledger. This file
+sends no requests and does not know their purpose.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MICRO = 1_000_000
 
 
 class _Entry(BaseModel):
-    """One line of a ledger; a refund is negative."""
+    """One line of a ledger; refunds are negative."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,10 +30,10 @@ class _Entry(BaseModel):
 
 
 class Budget:
-    """The account of one provider: pays until the cap is reached."""
+    """One provider's account, which pays until the cap is reached."""
 
     def __init__(self, provider: str, cap_usd: float, ledger: Path | None = None) -> None:
-        """Read what the ledger already holds; raises ``UserError`` where it is damaged."""
+        """Reads the ledger; raises ``UserError`` if it is damaged."""
         self._provider = provider
         self._cap = round(cap_usd * _MICRO)
         self._ledger = ledger
@@ -48,40 +48,40 @@ class Budget:
 
     @property
     def spent_usd(self) -> float:
-        """All that this provider cost, as far as this process knows."""
+        """The total cost of this provider as far as this process knows."""
         return self._spent / _MICRO
 
     def pay(self, usd: float) -> None:
-        """Count ``usd`` before it is spent; raises ``SourceError`` where the cap would be passed.
+        """Counts ``usd`` before it is spent; raises ``SourceError`` if it would exceed the cap.
 
-        A ledger that cannot be written is refused as well: what is not counted is not spent.
+        An unwritable ledger is also an error: money that cannot be counted is not spent.
         """
         try:
             is_paid = self._book(round(usd * _MICRO))
         except (OSError, UserError) as error:
             raise SourceError(
-                f"cannot count what {self._provider} costs: {error}", is_temporary=False
+                f"cannot record what {self._provider} costs: {error}", is_temporary=False
             ) from error
         if not is_paid:
             raise SourceError(
                 f"the spend cap for {self._provider} is reached: {self.spent_usd:.4f} of "
-                f"{self._cap / _MICRO:.4f} USD are spent; raise max_spend_usd to go on",
+                f"{self._cap / _MICRO:.4f} USD are spent; raise max_spend_usd to continue",
                 is_temporary=False,
             )
 
     def refund(self, usd: float) -> None:
-        """The provider refused, so it billed nothing; raises ``SourceError``."""
+        """Takes back a payment for a request that was not billed; raises ``SourceError``."""
         self.pay(-usd)
 
     def _book(self, amount: int) -> bool:
-        """Add ``amount`` unless the sum would pass the cap; with a ledger, under its lock."""
+        """Adds ``amount`` unless the total would exceed the cap; locks the ledger, if any."""
         if self._ledger is None:
             return self._add(amount)
         with self._ledger.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             file.seek(self._read_to)
             for line in file:
-                if line.endswith(b"\n"):  # else a process was killed before it could pay
+                if line.endswith(b"\n"):  # otherwise a process was killed before it paid
                     self._spent += self._read(line)
                     self._read_to += len(line)
                 else:
@@ -107,8 +107,8 @@ class Budget:
             entry = _Entry.model_validate_json(line)
         except ValidationError:
             raise UserError(
-                f"the ledger {self._ledger} is damaged at byte {self._read_to}; mend that line or "
-                "name another file"
+                f"the ledger {self._ledger} is damaged at byte {self._read_to}; fix that line or "
+                "choose another file"
             ) from None
         return entry.micro_usd if entry.provider == self._provider else 0
 
@@ -121,7 +121,7 @@ class RateLimit:
         self._next = 0.0
 
     def reserve(self, now: float, deadline: float) -> float | None:
-        """When the next request may leave, in the clock's seconds; None where that is too late."""
+        """When the next request may be sent, in the clock's seconds; None if that is too late."""
         at = max(now, self._next)
         if at > deadline:
             return None
@@ -129,5 +129,5 @@ class RateLimit:
         return at
 
     def pause_until(self, at: float) -> None:
-        """No further request before ``at``: the provider asked for it."""
+        """Allows no further request before ``at``, as the provider demanded."""
         self._next = max(self._next, at)

@@ -1,7 +1,7 @@
-"""Texts of pages, found in processes that can be ended: a page has a time and a memory limit.
+"""Extracts the text of pages in child processes, with time and memory limits per page.
 
-A process is kept for the next page, so that the usual page waits for no start; a page that outlives
-its time or its memory costs its own process alone. What runs there is ``page_text.py``.
+A process is reused for the next page, so most pages wait for no start. A page that exceeds its
+limits ends only its own process. The processes run ``page_text.py``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from forage.retrieval.web.page_text import (
 
 _PROGRAM = "forage.retrieval.web.page_text"
 _STARTUP_S = 60.0
-# A process ends itself when a page's time on processors is up. On the clock, a busy machine may
-# take so many times as long; then it is ended from here.
+# A process ends itself when a page's CPU time is used up. Wall-clock time may be this many times as
+# long on a busy machine; after that, we end it.
 _PATIENCE = 10
-# How long a process that has closed its output may take to be gone by itself.
+# How long a process that has closed its output may take to exit.
 _ENDING_S = 1.0
 
 
 class Extraction:
-    """Processes that find texts; belongs to the event loop it was made on."""
+    """A pool of extraction processes; belongs to the event loop it was created on."""
 
     def __init__(self, timeout_s: float, max_mb: int, max_processes: int = 2) -> None:
-        """``timeout_s`` on processors and ``max_mb``: what the text of one page may take."""
+        """``timeout_s`` (CPU time) and ``max_mb``: limits per page."""
         if importlib.util.find_spec("trafilatura") is None:
             raise ModuleNotFoundError("No module named 'trafilatura'", name="trafilatura")
         self._timeout_s = timeout_s
@@ -44,18 +44,18 @@ class Extraction:
         self._idle: list[Process] = []
 
     async def start(self) -> None:
-        """Have a process ready for the first page; raises ``ExtractionError``."""
+        """Starts a process for the first page; raises ``ExtractionError``."""
         self._idle.append(await self._start_process())
 
     async def text(self, page: Fetched) -> str:
-        """The readable text of a page ("" where there is none); raises ``ExtractionError``."""
+        """The readable text of a page ("" if there is none); raises ``ExtractionError``."""
         async with self._room:
             process = await self._take_process()
             try:
                 assert process.stdin is not None, "its standard input is a pipe"
                 process.stdin.write(pack_request(page, self._timeout_s))
                 reply = await _read_reply(process, self._timeout_s * _PATIENCE)
-            except BaseException:  # nobody waits for this page any longer
+            except BaseException:  # nobody waits for this page any more
                 await _end(process)
                 raise
             if reply is None or reply.is_last:
@@ -71,7 +71,7 @@ class Extraction:
         return reply.text
 
     async def close(self) -> None:
-        """End the processes that wait; harmless when repeated."""
+        """Ends the idle processes; may be called again."""
         while self._idle:
             await _end(self._idle.pop())
 
@@ -99,7 +99,7 @@ class Extraction:
 
 
 async def _read_reply(process: Process, timeout_s: float) -> TextReply | None:
-    """What a process answers; None where it has ended, or gives no answer in time."""
+    """The process's reply; None if it has ended or does not reply in time."""
     assert process.stdout is not None, "its standard output is a pipe"
     with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError):
         async with asyncio.timeout(timeout_s):
@@ -109,9 +109,9 @@ async def _read_reply(process: Process, timeout_s: float) -> TextReply | None:
 
 
 async def _end(process: Process) -> None:
-    """End a process, if it has not ended, and wait until it is gone."""
-    # ``kill`` asks whether a process still runs, and takes the status of one that has just ended
-    # away from the event loop; then nobody knows whether its time or its memory was up.
+    """Ends a process if necessary and waits until it is gone."""
+    # ``kill`` polls the process and may take the exit status of one that has just ended away from
+    # the event loop; then we could not tell whether it ran out of time or memory.
     if process.stdout and process.stdout.at_eof():
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ENDING_S):

@@ -1,8 +1,8 @@
-"""Fetches pages of the web within bounds: time, bytes, redirects, kinds of content.
+"""Fetches web pages within limits on time, size, redirects and content types.
 
-``public_addresses.py`` says what may be connected to; ``web_pages.py`` finds the text of a page.
-Cookies, scripts and proxies are not used, and robots.txt is not read: a page is opened because a
-search named it, once.
+``public_addresses.py`` decides which addresses may be connected to; ``web_pages.py`` gets the text
+of a page. Cookies, scripts and proxies are not used, and robots.txt is not read: a page is opened
+once, because a search returned it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEADERS = {
 
 
 class FetchError(Exception):
-    """A page that could not be had; a temporary failure may pass."""
+    """A page could not be fetched; a temporary failure may not recur."""
 
     def __init__(self, reason: str, is_temporary: bool = False) -> None:
         super().__init__(reason)
@@ -41,7 +41,7 @@ class FetchError(Exception):
 
 
 class Fetcher:
-    """Fetches pages, many at once; belongs to the event loop it was made on."""
+    """Fetches pages, many at once; belongs to the event loop it was created on."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Fetcher:
         guard: AddressGuard | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
-        """``max_bytes`` bounds what is read and, apart from it, what is unpacked of a page."""
+        """``max_bytes``: limits both the bytes read and the bytes unpacked."""
         self._max_bytes = max_bytes
         self._max_redirects = max_redirects
         self._guard = guard or AddressGuard()
@@ -64,21 +64,21 @@ class Fetcher:
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=_HEADERS,
-            auto_decompress=False,  # unpacked here, where its size is bounded
+            auto_decompress=False,  # unpacked here, with a limit
             timeout=aiohttp.ClientTimeout(total=None),
         )
 
     async def fetch(self, url: str, timeout_s: float) -> Fetched:
-        """The page behind ``url``, redirects followed, within ``timeout_s``.
+        """The page behind ``url`` after redirects, within ``timeout_s``.
 
-        A page of more than the allowed bytes is cut. Raises ``FetchError``.
+        A page larger than the limit is truncated. Raises ``FetchError``.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._follow(url)
         except TimeoutError:
             raise FetchError(f"no page within {timeout_s:.3g} s", is_temporary=True) from None
-        except aiohttp.ClientSSLError as error:  # a certificate that is not valid, mostly
+        except aiohttp.ClientSSLError as error:  # usually an invalid certificate
             raise FetchError(f"no secure connection ({error.os_error})"[:200]) from None
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, RefusedAddressError):
@@ -87,10 +87,10 @@ class Fetcher:
                 raise FetchError("there is no such host") from None
             raise FetchError("the host cannot be reached", is_temporary=True) from None
         except aiohttp.InvalidURL:
-            raise FetchError("an address that cannot be asked for") from None
+            raise FetchError("the address is invalid") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise FetchError(f"no whole reply ({type(error).__name__})", True) from None
-        except ValueError as error:  # an address that is refused, or none
+            raise FetchError(f"the reply was incomplete ({type(error).__name__})", True) from None
+        except ValueError as error:  # a refused or invalid address
             raise FetchError(str(error)) from None
 
     async def close(self) -> None:
@@ -112,10 +112,10 @@ class Fetcher:
             raise FetchError(f"HTTP {status}", is_temporary=status in (408, 429) or status >= 500)
         kind = response.content_type if "Content-Type" in response.headers else _HTML[0]
         if kind not in _HTML and kind not in _PLAIN:
-            raise FetchError(f"a page of the type {kind[:50]!r}")
+            raise FetchError(f"unsupported content type {kind[:50]!r}")
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
-            raise FetchError(f"a page in the encoding {encoding[:20]!r}")
+            raise FetchError(f"unsupported content encoding {encoding[:20]!r}")
         body = (await read_up_to(response, self._max_bytes))[: self._max_bytes]
         if encoding != "identity":
             body = _unpack(body, self._max_bytes)
@@ -123,9 +123,9 @@ class Fetcher:
 
 
 def _unpack(packed: bytes, max_bytes: int) -> bytes:
-    """The first ``max_bytes`` of what gzip or deflate data holds; a cut end is no error."""
+    """The first ``max_bytes`` of gzip or deflate data; a truncated end is not an error."""
     try:
-        # 32: with a header of gzip or zlib, whichever it is.
+        # 32: with a gzip or zlib header, whichever it is.
         return zlib.decompressobj(32 + zlib.MAX_WBITS).decompress(packed, max_bytes)
     except zlib.error:
-        raise FetchError("a page whose compression is damaged") from None
+        raise FetchError("the page's compression is damaged") from None

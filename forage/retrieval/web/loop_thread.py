@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for sources that wait for many replies at a time."""
+"""An event loop in its own thread, for sources that wait for many replies at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for callers that have no event loop."""
+    """Runs coroutines for callers without an event loop."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -19,7 +19,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What ``coroutine`` returns or raises; not to be called from the thread itself."""
+        """Returns or raises what ``coroutine`` does; must not be called from the thread itself."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     @property
@@ -27,7 +27,7 @@ class LoopThread:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """End the loop and its thread; harmless when repeated."""
+        """Ends the loop and its thread; may be called again."""
         if self.is_running:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

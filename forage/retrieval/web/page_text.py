@@ -1,8 +1,8 @@
-"""The text of a page, found by trafilatura in markup that strangers wrote.
+"""Extracts the text of untrusted web pages with trafilatura.
 
-Run as a program (``python -m forage.retrieval.web.page_text MEGABYTES``), it answers one page after
-another on its standard input and output, within so much memory and each page's time: libxml2 has
-no bounds of its own, and two megabytes of ``<p>x`` take it a minute and 700 MB.
+Run as a program (``python -m forage.retrieval.web.page_text MEGABYTES``), it reads one page after
+another from its standard input and writes their texts to its output, with limits on memory and on
+the time per page: libxml2 has none, and two megabytes of ``<p>x`` take it a minute and 700 MB.
 ``forage.retrieval.web.extraction`` starts it.
 """
 
@@ -21,11 +21,11 @@ from typing import BinaryIO
 
 import psutil
 
-# Text after this much is not kept: no passage and no reader asks for it.
+# Longer text is cut off: no passage and no reader needs it.
 MAX_TEXT_CHARS = 200_000
 
-# The encodings of the web (https://encoding.spec.whatwg.org). Python has others, some of them
-# quadratic (punycode, idna) or made to hide text (utf-7, unicode_escape).
+# The encodings of the web (https://encoding.spec.whatwg.org). Python has others, some quadratic
+# (punycode, idna) or made to hide text (utf-7, unicode_escape).
 CHARSETS = frozenset(
     """
     ascii us-ascii utf-8 utf8 utf-16 utf-16le utf-16be latin1 latin-1 macintosh
@@ -37,7 +37,7 @@ CHARSETS = frozenset(
     """.split()
 )
 
-# trafilatura loads much of itself with its first page: better before a page whose time counts.
+# trafilatura loads much of its code with its first page, which should not count against a real one.
 _FIRST_PAGE = b"<html><body><article><p>A first page, of no interest.</p></article></body></html>"
 
 LENGTH = struct.Struct(">I")
@@ -45,7 +45,7 @@ LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A page as it came: at most the allowed bytes of it, and the charset it was said to be in."""
+    """A fetched page: its body up to the size limit, and the charset it declares."""
 
     url: str
     body: bytes
@@ -55,7 +55,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class TextReply:
-    """The text of a page, or why there is none; after the last one the program ends."""
+    """The text of a page, or the reason why there is none; after ``is_last`` the program ends."""
 
     text: str | None = None
     error: str = ""
@@ -63,26 +63,26 @@ class TextReply:
 
 
 class ExtractionError(Exception):
-    """A page that the extractor stumbled over."""
+    """The extractor failed on a page."""
 
 
 class TextExtractor:
-    """Finds what a person would read on a page."""
+    """Extracts what a person would read on a page."""
 
     def __init__(self) -> None:
-        """Load trafilatura: half a second, and an extra."""
+        """Loads trafilatura, which takes half a second and needs an extra."""
         import trafilatura
 
-        logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # pages are bad all the time
+        logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # bad pages are common
         self._extract = trafilatura.extract
 
     def text(self, page: Fetched) -> str:
-        """The readable text ("" where there is none); raises ``ExtractionError``."""
+        """The readable text ("" if there is none); raises ``ExtractionError``."""
         source = decode(page.body, page.charset)
         if page.is_html:
             try:
                 text = self._extract(source, url=page.url, include_comments=False) or ""
-            except Exception as error:  # the boundary of the extractor: strangers write its input
+            except Exception as error:  # its input is untrusted
                 raise ExtractionError(f"{type(error).__name__}: {error}"[:200]) from error
         else:
             text = source if isinstance(source, str) else source.decode("utf-8", "replace")
@@ -90,29 +90,29 @@ class TextExtractor:
 
 
 def decode(body: bytes, charset: str | None) -> str | bytes:
-    """Text in the charset that the reply named; bytes where it is none of the web's."""
+    """The text in the declared charset; bytes if that is not one of the web's."""
     if charset is None or charset.strip().lower() not in CHARSETS:
-        return body  # its charset is guessed
+        return body  # trafilatura guesses the charset
     return body.decode(charset.strip().lower(), "replace")
 
 
 def pack_request(page: Fetched, timeout_s: float) -> bytes:
-    """A page and its time as they are written to the program."""
+    """A page and its time limit, as written to the program."""
     about = {"url": page.url, "is_html": page.is_html, "charset": page.charset}
     header = json.dumps(about | {"timeout_s": timeout_s}).encode()
     return b"".join([LENGTH.pack(len(header)), header, LENGTH.pack(len(page.body)), page.body])
 
 
 def serve_texts(requests: BinaryIO, replies: BinaryIO, max_mb: int) -> None:
-    """Answer until the input ends, or a page leaves so much memory in use that others lack it."""
+    """Replies until the input ends, or a page leaves too much memory in use."""
     extractor = TextExtractor()
     extractor.text(Fetched("", _FIRST_PAGE, is_html=True, charset=None))
     _write(replies, TextReply())  # ready
     reply = TextReply()
     while not reply.is_last and (header := _read(requests)) is not None:
         about = json.loads(header)
-        # The kernel ends this process when its time on processors is up, in the midst of libxml2
-        # too, and also where the one who asked has gone.
+        # The kernel ends this process when its CPU time is used up, even inside libxml2 or after
+        # the parent has exited.
         timeout_s = about.pop("timeout_s")
         page = Fetched(body=_read(requests) or b"", **about)
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
@@ -143,9 +143,9 @@ def _write(file: BinaryIO, reply: TextReply) -> None:
 
 
 def main(max_mb: int) -> None:
-    """Serve texts on standard input and output; what libraries print goes nowhere."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asks ends this process
-    with contextlib.suppress(ValueError):  # macOS has no such limit; the time's is left there
+    """Serves texts on standard input and output; discards what libraries print."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    with contextlib.suppress(ValueError):  # macOS has no such limit; the time limit applies there
         resource.setrlimit(resource.RLIMIT_AS, (max_mb * 2**20, max_mb * 2**20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

@@ -1,9 +1,9 @@
-"""Which addresses of the web may be fetched: http and https to public machines, nothing inside.
+"""Decides which web addresses may be fetched: http and https on public machines only.
 
-A page's address comes from strangers (a search provider, a page's redirect, a model), and this
-process can reach machines that strangers cannot. The check stands where a socket is made, on the
-very address that is then connected to, so that neither a second DNS answer, nor a redirect, nor an
-odd spelling of an address goes around it.
+URLs come from untrusted sources (a search provider, a redirect, a model), and this process can
+reach machines that strangers cannot. The check runs when a socket is created, on the very address
+that is then connected to, so a second DNS reply, a redirect or an unusual spelling cannot bypass
+it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WEB_PORTS = frozenset({80, 443, 8000, 8080, 8443})
 _MAX_URL_CHARS = 4096
 _MAX_HOST_CHARS = 253
 
-# https://www.iana.org/assignments/iana-ipv4-special-registry (all of it, the blocks that are
-# reachable but hold no web pages too), multicast, and clouds' own services at public addresses.
+# https://www.iana.org/assignments/iana-ipv4-special-registry (all of it, including reachable blocks
+# without web pages), multicast, and cloud services at public addresses.
 _NOT_PUBLIC_V4 = [
     IPv4Network(network)
     for network in (
@@ -54,7 +54,7 @@ _NOT_PUBLIC_V4 = [
     )
 ]
 
-# Of IPv6, global unicast alone is public, without what IANA's special-purpose registry takes out:
+# Only IPv6 global unicast is public, except what IANA's special-purpose registry excludes:
 # https://www.iana.org/assignments/iana-ipv6-special-registry
 _PUBLIC_V6 = IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = [
@@ -65,21 +65,21 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
-# What browsers and the C library take for an IPv4 address: its last part is a number.
+# What browsers and the C library accept as an IPv4 address: the last part is a number.
 _NUMERIC = re.compile(r"(.*\.)?(\d+|0x[0-9a-f]*)")
 
 _AddressInfo = tuple[int, int, int, str, Sequence[Any]]
 
 
 class RefusedAddressError(OSError):
-    """An address that may not be connected to; an ``OSError``, so that HTTP libraries expect it."""
+    """The address may not be connected to; an ``OSError``, as HTTP libraries expect."""
 
 
 class AddressGuard:
-    """Says which addresses may be fetched.
+    """Decides which addresses may be fetched.
 
-    ``allowed_networks`` are let through although they are not public, and ``allowed_ports`` None
-    is any port: both are for tests and for closed networks whose operator knows what they do.
+    ``allowed_networks``: networks that are allowed although they are not public. ``allowed_ports``:
+    None allows all. Both are for tests and for closed networks whose operator accepts the risk.
     """
 
     def __init__(
@@ -91,44 +91,44 @@ class AddressGuard:
         self._ports = allowed_ports
 
     def check_url(self, text: str) -> URL:
-        """The address as a URL; raises ``ValueError`` with the reason it may not be fetched."""
+        """Parses an address; raises ``ValueError`` with the reason if it may not be fetched."""
         if len(text) > _MAX_URL_CHARS:
-            raise ValueError(f"an address of {len(text)} characters")
+            raise ValueError(f"the address has {len(text)} characters")
         url = URL(text)
         if url.scheme not in ("http", "https"):
-            raise ValueError(f"an address of the scheme {url.scheme[:20]!r}")
+            raise ValueError(f"the address has the scheme {url.scheme[:20]!r}")
         if not url.raw_host:
-            raise ValueError("an address without a host")
+            raise ValueError("the address has no host")
         if "@" in url.raw_authority or "@" in _authority(text):
-            raise ValueError("an address with a user name or a password")
+            raise ValueError("the address has a user name or a password")
         if self._ports is not None and url.port not in self._ports:
-            raise ValueError(f"an address with the port {url.port}")
+            raise ValueError(f"the address has the port {url.port}")
         self._check_host(url.raw_host, _authority(text))
         return url
 
     def _check_host(self, host: str, authority: str) -> None:
-        """Raise ``ValueError`` for an odd spelling, or for a number that is not public."""
+        """Raises ``ValueError`` for an unusual spelling or a number that is not public."""
         if ":" in host:
             if "%" in host:
-                raise ValueError("an address with the zone of a network card")
+                raise ValueError("the address has a network zone")
         elif len(host) > _MAX_HOST_CHARS or not _NAME.fullmatch(host):
-            raise ValueError(f"the host {host[:100]!r} is no name of a machine")
+            raise ValueError(f"{host[:100]!r} is not a host name")
         elif not _NUMERIC.fullmatch(host):
             return
         elif not _is_ipv4(host) or host not in authority:
-            raise ValueError(f"the number {host[:100]!r} is not spelt as an address is")
+            raise ValueError(f"the number {host[:100]!r} is not written as an address")
         if not self.allows(host):
             raise ValueError(f"{host} is not a public address")
 
     def open_socket(self, info: _AddressInfo) -> socket.socket:
-        """A socket for an address that was looked up; raises ``RefusedAddressError``."""
+        """A socket for a resolved address; raises ``RefusedAddressError``."""
         family, kind, protocol, _, address = info
         if not self.allows(str(address[0])):
             raise RefusedAddressError(f"{address[0]} is not a public address")
         return socket.socket(family=family, type=kind, proto=protocol)
 
     def allows(self, host: str) -> bool:
-        """Whether a numeric address is public (or let through)."""
+        """Whether a numeric address is public (or explicitly allowed)."""
         address = ip_address(host.partition("%")[0])
         inner = _inner(address)
         if any(inner in network for network in self._allowed if network.version == inner.version):
@@ -143,7 +143,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _authority(text: str) -> str:
-    """The host and its surroundings as they were written."""
+    """The host as written, with port and user info."""
     return re.split(r"[/?#\\]", text.partition("//")[2], maxsplit=1)[0]
 
 
@@ -156,7 +156,7 @@ def _is_ipv4(host: str) -> bool:
 
 
 def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that an IPv6 one stands for (mapped, 6to4, NAT64), else the address."""
+    """The IPv4 address that an IPv6 one contains (mapped, 6to4, NAT64), otherwise the address."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -167,7 +167,7 @@ def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 
 def _isatap(address: IPv4Address | IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that an ISATAP one is tunnelled to."""
+    """The IPv4 address that an ISATAP address is tunnelled to."""
     if isinstance(address, IPv6Address) and (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
         return _last_32_bits(address)
     return None

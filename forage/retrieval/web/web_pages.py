@@ -1,8 +1,8 @@
-"""Pages of the live web as text: fetched within bounds, extracted, the last ones kept.
+"""Reads live web pages as text: fetches within limits, extracts, and caches the last ones.
 
 ``PageReader`` reads many pages at once, for a web source in page mode; ``WebPages`` answers
-``/access`` from it. How the text of a page is found, ``extraction.py`` says. Pages of a file are
-``forage.retrieval.sources.stored_pages``.
+``/access`` with it. ``extraction.py`` extracts texts. ``forage.retrieval.sources.stored_pages``
+reads pages from a file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PAGES_KEPT = 512
 
 
 class PageReader:
-    """Texts of pages by address; belongs to the event loop it was made on."""
+    """Texts of pages by URL; belongs to the event loop it was created on."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PageReader:
     async def open(
         cls, settings: PageSettings, guard: AddressGuard | None, resolver: AbstractResolver | None
     ) -> Self:
-        """A reader that is ready; raises ``UserError`` where what finds texts does not start."""
+        """A reader that is ready; raises ``UserError`` if the extraction does not start."""
         reader = cls(settings, guard, resolver)
         try:
             await reader._extraction.start()
@@ -64,9 +64,9 @@ class PageReader:
         return reader
 
     async def read_all(self, urls: Sequence[str]) -> dict[str, str | FetchError]:
-        """Each address with its page's text, or why there is none, within the settings' deadline.
+        """The text of each URL's page, or an error, within the settings' deadline.
 
-        All are read at once; those that the deadline cuts off do not hold the others up.
+        All are read in parallel; a page that misses the deadline does not delay the others.
         """
         tasks = {url: asyncio.create_task(self._try_to_read(url)) for url in dict.fromkeys(urls)}
         if tasks:
@@ -101,15 +101,15 @@ class PageReader:
         try:
             text = await self._extraction.text(page)
         except ExtractionError as error:
-            raise FetchError(f"its text could not be found ({error})") from error
+            raise FetchError(f"text extraction failed ({error})") from error
         if not text:
-            raise FetchError("no text on the page")
+            raise FetchError("the page has no text")
         self._texts.put(url, text)
         return text
 
 
 class WebPages:
-    """Live pages for ``/access``: ``page(url)`` fetches, and remembers what it read last."""
+    """Live pages for ``/access``: ``page(url)`` fetches and caches them."""
 
     def __init__(
         self,
@@ -133,16 +133,16 @@ class WebPages:
         self.close()
 
     def page(self, url: str) -> Page | None:
-        """The text behind ``url``, or None where there is no page to read (gone, refused, no text).
+        """The text behind ``url``, or None if no page can be read (missing, refused, no text).
 
-        Raises ``SourceError`` where asking again may help (no reply in time, server errors).
+        Raises ``SourceError`` if a retry may help (timeout, server error).
         """
         return self.pages([url])[0]
 
     def pages(self, urls: Sequence[str]) -> list[Page | None]:
-        """``page`` of each address, read at the same time.
+        """The result of ``page`` for each URL, read in parallel.
 
-        Those that were read are kept, so that after a ``SourceError`` they are not fetched again.
+        Pages already read are cached, so after a ``SourceError`` they are not fetched again.
         """
         texts = self._thread.run(self._reader.read_all(urls))
         for url, text in texts.items():
@@ -154,7 +154,7 @@ class WebPages:
         ]
 
     def close(self) -> None:
-        """End what is under way; harmless when repeated."""
+        """Cancels reads in progress; may be called again."""
         if not self._is_closed:
             self._is_closed = True
             self._thread.run(self._reader.close())
@@ -162,10 +162,10 @@ class WebPages:
 
 
 def passage_around(snippet: str, text: str, max_chars: int) -> str:
-    """The ``max_chars`` of ``text`` around the longest part of ``snippet`` that it holds.
+    """The ``max_chars`` of ``text`` around the longest part of ``snippet`` that it contains.
 
-    A snippet is pieces of its page with ellipses between them. Where none is found, the beginning
-    of the text; cut at words, white space squeezed to single spaces.
+    A snippet consists of pieces of its page, separated by ellipses. If none is found, returns the
+    start of the text. Cuts at words and collapses white space.
     """
     text = _SPACES.sub(" ", text).strip()
     if len(text) <= max_chars:
@@ -181,7 +181,7 @@ def passage_around(snippet: str, text: str, max_chars: int) -> str:
 
 
 def _at_words(text: str, start: int, end: int) -> str:
-    """``text[start:end]`` without the words that the borders cut (one long word is kept)."""
+    """``text[start:end]`` without partial words at its ends (a single long word is kept)."""
     cut = text[start:end]
     if start > 0 and text[start - 1] != " ":
         cut = cut.partition(" ")[2] or cut

@@ -1,8 +1,8 @@
-"""The web providers there are, and their settings as texts of the command line.
+"""Lists the web providers and reads their settings from the command line.
 
-Given as ``key=value`` (``num_results=5``, ``pages.deadline_s=4``). What a provider's settings are,
-its own file says; every key is read by ``forage.retrieval.web.web_source``. Keys of providers are
-no settings: they come from a file or from the environment and are held apart.
+Settings are given as ``key=value`` (``num_results=5``, ``pages.deadline_s=4``). Each provider's
+file defines its settings; ``forage.retrieval.web.web_source`` uses them. A provider's API key is
+not a setting: it comes from a file or the environment and is stored separately.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PROVIDERS: dict[str, type[WebSettings]] = {model.provider: model for model in ge
 
 
 def read_web_settings(provider: str, overrides: Sequence[str] = ()) -> Provider:
-    """Settings from ``key=value`` texts; raises ``UserError`` that names each wrong key."""
+    """Parses ``key=value`` strings; raises ``UserError`` that names each invalid key."""
     tree: dict[str, Any] = {}
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key or key == "provider":
             raise UserError(
-                f"web setting {override!r} is not of the form key=value, for example num_results=5"
+                f"web setting {override!r} must have the form key=value, for example num_results=5"
             )
         *parents, last = key.split(".")
         node = tree
@@ -55,7 +55,7 @@ def read_web_settings(provider: str, overrides: Sequence[str] = ()) -> Provider:
 
 
 def read_provider_key(settings: WebSettings) -> SecretStr:
-    """The provider's key, from ``key_file`` or its environment variable; raises ``UserError``."""
+    """The API key, from ``key_file`` or the provider's variable; raises ``UserError``."""
     key = read_key(f"web:{settings.provider}", settings.key_file, settings.plan.key_variable)
     assert key is not None, "every plan names a variable"
     return key
@@ -71,7 +71,7 @@ def _explain(provider: str, location: tuple[int | str, ...], kind: str, message:
         return f"{name}: {message}"
     for other, model in PROVIDERS.items():
         if name in model.model_fields:
-            return f"{name} is read by {other} alone, not by {provider}; remove it"
+            return f"{name} is a setting of {other}, not of {provider}; remove it"
     keys = [
         *PROVIDERS[provider].model_fields,
         *(f"pages.{key}" for key in PageSettings.model_fields),

@@ -1,8 +1,8 @@
-"""The web as a source: a paid search provider, asked with care, and if wanted the pages it names.
+"""The web as a source: a paid search provider and, optionally, the pages it returns.
 
-The queries of a batch go out together, within a rate,
-a spend cap and a deadline; an answer that was paid for is kept. What a provider is asked, its own
-file says; how a request is sent, ``forage.remote``; how pages are read, ``web_pages``.
+The queries of a batch are sent in parallel, within a rate, a spend cap and a deadline; paid answers
+are cached. Each provider's file defines its requests; ``forage.remote`` sends them, and
+``web_pages`` reads pages.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ _MAX_REPLY_BYTES = 8 * 2**20
 class WebSource:
     """A provider as a source.
 
-    A batch in which one query fails raises, yet loses nothing that was paid for: each answer is
-    kept by its query as it arrives, so asking the batch again, or its queries one by one, costs
-    only what failed. A query that the provider refused for good, or answered with something that
-    is no result (twice, if retries are allowed), fails again for a minute without being sent.
-    Scores are 1 / rank, since no provider gives any; at most ``num_results`` hits a query are
-    found, however many are asked for. An empty query finds nothing and costs nothing.
+    If one query of a batch fails, the batch raises, but nothing paid for is lost: each answer is
+    cached as it arrives, so asking again costs only what failed. A query that the provider
+    permanently refused, or whose reply was unusable (twice, if retries are allowed), fails for a
+    minute without being sent. Scores are 1 / rank, since providers return none. A query finds at
+    most ``num_results`` hits, whatever ``topk`` is. An empty query finds nothing and costs nothing.
     """
 
     def __init__(
@@ -52,9 +51,10 @@ class WebSource:
         guard: AddressGuard | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
-        """Start the thread that asks; raises ``UserError`` where its key or ledger is missing.
+        """Starts the thread that sends queries; raises ``UserError`` if the key or ledger is
+        missing.
 
-        ``guard`` and ``resolver`` are for pages: what may be fetched, and how names are looked up.
+        ``guard`` and ``resolver`` are for pages: what may be fetched, and how names are resolved.
         """
         self._settings = settings
         self._key = key = read_provider_key(settings).get_secret_value()
@@ -66,7 +66,7 @@ class WebSource:
         self._refusals: LruCache[str, tuple[float, SourceError]] = LruCache(settings.cache_size)
         limits = (settings.timeout_s, settings.max_retries)
         self._patience = Patience(*limits, _FIRST_BACKOFF_S, settings.deadline_s / 10, is_paid=True)
-        # A query that comes when a pause begins must still be asked by its deadline.
+        # A query that arrives when a pause begins must still be sent before its deadline.
         self._longest_pause_s = settings.deadline_s - settings.timeout_s
         self._sender = HttpSender(settings.max_concurrent, _MAX_REPLY_BYTES, secrets=[key])
         self._is_closed = False
@@ -79,20 +79,20 @@ class WebSource:
 
     @property
     def spent_usd(self) -> float:
-        """What this provider cost so far (over all that share the ledger, where there is one)."""
+        """This provider's cost so far (of all processes that share the ledger, if there is one)."""
         return self._budget.spent_usd
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """For each query at most ``topk`` hits, best first; raises ``SourceError``.
 
-        A passage is a result: its address is the id, and its text the snippet, or in page mode the
-        part of the page around the snippet (the snippet where the page cannot be read).
+        A passage is a search result: its URL is the id, and its text is the snippet, or in page
+        mode the part of the page around the snippet (the snippet if the page cannot be read).
         """
         assert topk >= 1, f"topk is {topk}; it must be 1 or more"
         return self._thread.run(self._search([fit_query(query) for query in queries], topk))
 
     def close(self) -> None:
-        """Hang up and end the thread; harmless when repeated."""
+        """Ends the thread and its connections; may be called again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -147,7 +147,7 @@ class WebSource:
         return answers
 
     async def _answer(self, query: str, deadline: float) -> tuple[WebResult, ...] | SourceError:
-        """Ask until there is an answer, tries and time run out, or asking is pointless."""
+        """Sends a query until it is answered, tries or time run out, or a retry is pointless."""
         loop = asyncio.get_running_loop()
         until, refusal = self._refusals.get(query) or (0.0, None)
         if refusal is not None and loop.time() < until:
@@ -159,7 +159,7 @@ class WebSource:
             async with self._room:
                 outcome = await self._ask(query, deadline)
             if isinstance(outcome, SourceError) and outcome.is_temporary and last is not None:
-                return SourceError(last.detail)  # why it was asked again says more
+                return SourceError(last.detail)  # the reason for the retry is more informative
             if isinstance(outcome, RemoteFailure):
                 last = outcome
                 if outcome.retry_after_s:
@@ -180,14 +180,14 @@ class WebSource:
     async def _ask(
         self, query: str, deadline: float
     ) -> tuple[WebResult, ...] | RemoteFailure | SourceError:
-        """One try: wait for its turn, pay, ask; a refusal that bills nothing is refunded."""
+        """One try: wait for the rate limit, pay, send; refunds a refusal that was not billed."""
         loop, settings = asyncio.get_running_loop(), self._settings
-        # A request that would have less than half its time is not worth paying for.
+        # A request with less than half its time left is not worth its price.
         turn = self._rate.reserve(loop.time(), deadline - settings.timeout_s / 2)
         if turn is None:
             return SourceError(
-                f"no turn within {settings.deadline_s:g} s at {settings.rate_per_s:g} requests a "
-                "second"
+                f"the rate limit of {settings.rate_per_s:g} requests per second allowed no "
+                f"request within {settings.deadline_s:g} s"
             )
         await asyncio.sleep(turn - loop.time())
         timeout_s = min(settings.timeout_s, deadline - loop.time())
@@ -204,7 +204,7 @@ class WebSource:
         return outcome
 
     async def _send(self, query: str, timeout_s: float) -> tuple[WebResult, ...] | RemoteFailure:
-        """One request: the results (none where nothing was found), or why there are none."""
+        """One request: the results (empty if there are none), or a failure."""
         reply = await self._sender.send(self._settings.request(query, self._key), timeout_s)
         if isinstance(reply, RemoteFailure):
             return reply
@@ -218,14 +218,14 @@ class WebSource:
             return RemoteFailure(FailureKind.MALFORMED, "HTTP 200, but not JSON")
 
     def _joined(self, failures: Sequence[SourceError], num_asked: int) -> SourceError:
-        """One error for a batch: temporary where anything in it is."""
+        """Combines the errors of a batch: temporary if any of them is."""
         is_temporary = any(failure.is_temporary for failure in failures)
         which = f"{len(failures)} of {num_asked} queries failed" if num_asked > 1 else "failed"
         logger.warning("%s: %s: %s", self.name, which, failures[0].reason)
         return SourceError(f"{self.name}: {which}: {failures[0].reason}", is_temporary)
 
     async def _read_pages(self, results: Sequence[WebResult]) -> dict[WebResult, str]:
-        """The passages of the results whose pages could be read (none in snippet mode)."""
+        """The passages of results whose pages were read; the others keep their snippets."""
         if self._reader is None:
             return {}
         pages = await self._reader.read_all([result.url for result in results])
@@ -239,16 +239,16 @@ class WebSource:
         if num_failed:
             level = logging.WARNING if num_failed == len(pages) else logging.INFO
             logger.log(
-                level, "%d of %d pages gave no text; snippets stand in", num_failed, len(pages)
+                level, "%d of %d pages gave no text; using their snippets", num_failed, len(pages)
             )
         return passages
 
 
 def _identity(settings: Provider) -> str:
-    """Names what decides the answers; the web itself changes under it all the same."""
+    """Identifies everything that determines the answers, except the web itself."""
     parts = [*settings.answers_depend_on, settings.mode]
     if settings.mode == "pages":
-        # What a hostile page may cost decides no answer, and recordings are older than it.
+        # Extraction limits determine no answer, and older recordings lack them.
         bounds = {"extraction_s", "extraction_mb"}
         parts.append(settings.pages.model_dump_json(exclude=bounds))
     return f"{settings.provider}-{sha256(repr(parts).encode()).hexdigest()[:16]}"

@@ -109,7 +109,7 @@ async def test_an_ejected_server_is_probed_first_when_its_time_has_come():
 @pytest.mark.parametrize(
     ("urls", "said"),
     [
-        (["http://a", "http://a/retrieve"], "names a server twice"),
+        (["http://a", "http://a/retrieve"], "lists a server twice"),
         ([], "search.url is empty"),
         (["http://a", ""], "must look like"),
     ],

@@ -136,7 +136,7 @@ async def test_a_wrong_token_is_told_before_anything_is_played(
     url = start_server(token="right")
     monkeypatch.setenv("FORAGE_TOKEN", "wrong")
     async with client_of(url) as client:
-        with pytest.raises(UserError, match="refuses our token .*search.token_file") as error:
+        with pytest.raises(UserError, match="rejects our token .*search.token_file") as error:
             await client.wait_until_ready()
         assert "wrong" not in str(error.value).replace("wrong token", "")
     monkeypatch.setenv("FORAGE_TOKEN", "right")

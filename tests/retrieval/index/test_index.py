@@ -108,7 +108,7 @@ def test_a_backend_of_another_corpus_is_refused(corpus: Path, tmp_path: Path):
 def test_a_file_is_no_index_and_a_manifest_that_is_no_text_is_damaged(tmp_path: Path):
     """A manifest that was not UTF-8 ended in a UnicodeDecodeError."""
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(UserError, match=r"notes is a file, and no index; name a directory"):
+    with pytest.raises(UserError, match=r"notes is a file, not an index; name a directory"):
         read_manifest(tmp_path / "notes")
     (tmp_path / "manifest.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=r"manifest\.json: the file: .*; build the index again"):
@@ -123,7 +123,7 @@ def test_a_directory_that_is_no_index_is_named_with_the_command_to_make_one(tmp_
 def test_a_directory_with_other_files_is_not_built_over(corpus: Path, tmp_path: Path):
     mine = tmp_path / "thesis.txt"
     mine.write_text("years of work")
-    with pytest.raises(UserError, match="exists and is not an index; nothing was touched"):
+    with pytest.raises(UserError, match="exists and is not an index; nothing was changed"):
         build(corpus, tmp_path)
     assert mine.read_text() == "years of work"
 
@@ -249,7 +249,7 @@ def test_a_manifest_leads_to_no_other_file(index_dir: Path, tmp_path: Path, name
     (out / "link").symlink_to("/dev/zero")
     files = json.loads((out / "manifest.json").read_text())["files"]
     change_manifest(out, "files", files | {name: {"num_bytes": 0, "whole": "", "sampled": ""}})
-    with pytest.raises(UserError, match="outside of it|is a pipe, a device or a folder"):
+    with pytest.raises(UserError, match="which is outside it|is a pipe, a device or a folder"):
         open_index(out)
 
 

@@ -155,7 +155,7 @@ def test_a_server_one_of_whose_files_was_cut_says_so_and_ends(large_index: Path,
         _, said = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "the server stopped: " in said
-    assert "corpus.jsonl was cut from" in said
+    assert "corpus.jsonl was truncated from" in said
     assert "Traceback" not in said
 
 

@@ -75,7 +75,7 @@ def test_files_are_verified_where_there_are_some(
     open_source(settings).close()
     with pytest.raises(UserError, match=r"corpus\.jsonl is damaged"):
         open_source(settings.model_copy(update={"verify": True}))
-    with pytest.raises(UserError, match="--verify is for indexes and pages"):
+    with pytest.raises(UserError, match="--verify is for Forage's indexes and pages"):
         open_source(ServeSettings(sources=("replay:x",), verify=True))
 
 
@@ -110,11 +110,20 @@ def test_live_pages_are_those_of_the_web_and_never_of_this_machine(index_dir: Pa
     ("settings", "said"),
     [
         (ServeSettings(sources=("absent",)), "absent is not an index"),
-        (ServeSettings(sources=("lucence:wiki",)), "'lucence:wiki' is no source: .*, lucene:DIR, "),
-        (ServeSettings(sources=("ray:",)), "'ray:' is no source: name the directory of an index"),
-        (ServeSettings(sources=("http://10.0.0.7:8000",)), "8000' is no source"),
+        (
+            ServeSettings(sources=("lucence:wiki",)),
+            "'lucence:wiki' is not a source: .*, lucene:DIR, ",
+        ),
+        (
+            ServeSettings(sources=("ray:",)),
+            "'ray:' is not a source: name the directory of an index",
+        ),
+        (ServeSettings(sources=("http://10.0.0.7:8000",)), "8000' is not a source"),
         (ServeSettings(sources=("./lucence:wiki",)), "lucence:wiki is not an index"),
-        (ServeSettings(sources=("absent",), web=("num_results=3",)), "--web says how to ask"),
+        (
+            ServeSettings(sources=("absent",), web=("num_results=3",)),
+            "--web configures one provider",
+        ),
         (ServeSettings(sources=("web:nobody",)), "web:nobody"),
         (ServeSettings(sources=("replay:absent",)), "cannot read the recording absent"),
     ],

@@ -183,7 +183,7 @@ def test_indexes_of_different_corpora_are_told_before_the_first_search(
         ({"lucene": LuceneSettings()}, "--k1 and --b are for lucene:DIR"),
         ({"ray_address": "head:6379"}, "--ray-address is for ray:APP"),
         ({"options": EXACT}, "--trust-remote-code are for an index of vectors"),
-        ({"web": ("num_results=3",)}, "--web says how to ask one provider"),
+        ({"web": ("num_results=3",)}, "--web configures one provider"),
         ({"rerank": RerankSettings(depth=2)}, "--topk 3 is above --rerank-depth 2"),
     ],
 )
@@ -193,5 +193,5 @@ def test_what_nothing_would_read_is_refused(index_dir: Path, more: dict[str, Any
 
 
 def test_one_source_twice_is_refused(index_dir: Path):
-    with pytest.raises(UserError, match="named twice"):
+    with pytest.raises(UserError, match="listed twice"):
         open_source(settings(index_dir, index_dir))

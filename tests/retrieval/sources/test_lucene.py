@@ -165,7 +165,7 @@ def test_a_java_home_without_java_is_named_with_the_remedy(build: Build, tmp_pat
     command = [sys.executable, "-m", "forage", "serve", f"lucene:{build()}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "JAVA_HOME must be a Java 21 or newer" in " ".join(done.stderr.split())
+    assert "set JAVA_HOME to a Java 21 or newer" in " ".join(done.stderr.split())
 
 
 def test_a_directory_that_is_no_index_and_wrong_settings_are_named(tmp_path: Path):

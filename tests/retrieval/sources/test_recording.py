@@ -202,7 +202,7 @@ def test_a_torn_last_line_is_no_answer_and_is_written_over(tmp_path: Path, num_c
 
 def test_two_recorders_do_not_write_one_file(tmp_path: Path):
     recorder = Recorder(Library({}), tmp_path / "r.jsonl")
-    with pytest.raises(UserError, match="is being written by another process"):
+    with pytest.raises(UserError, match="another process is writing the recording"):
         Recorder(Library({}), tmp_path / "r.jsonl")
     recorder.close()
     Recorder(Library({}), tmp_path / "r.jsonl").close()

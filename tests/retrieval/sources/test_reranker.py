@@ -185,7 +185,7 @@ def test_other_weights_in_the_same_directory_are_another_model(tmp_path: Path):
 
 def test_a_model_of_another_kind_is_refused(tmp_path: Path, model_dir: Path):
     three = save_cross_encoder(tmp_path / "three", num_labels=3)
-    with pytest.raises(UserError, match="gives 3 numbers for a pair"):
+    with pytest.raises(UserError, match="returns 3 numbers per pair"):
         CrossEncoderModel(str(three), device="cpu")
     with pytest.raises(UserError, match="cannot load the cross-encoder .*nowhere"):
         CrossEncoderModel(str(tmp_path / "nowhere"), device="cpu")
@@ -199,7 +199,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path, model_dir: Path):
 
 def test_a_model_that_nobody_may_be_asked_for_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    told = "'nobody/none' at abc: it is no directory .* and HF_HUB_OFFLINE forbids .* download it"
+    told = "'nobody/none' at abc: there is no such directory.* HF_HUB_OFFLINE forbids .* download"
     with pytest.raises(UserError, match=told):
         CrossEncoderModel("nobody/none", revision="abc", device="cpu")
 

@@ -136,16 +136,16 @@ def test_a_shard_that_is_killed_is_started_again_and_no_search_is_half_a_result(
 def test_shards_out_of_order_are_refused_when_they_are_searched(ray: Any, parts: list[Path]):
     start_shards([ShardPlace(part) for part in parts[::-1]], app="reversed", num_cpus=0.1)
     try:
-        with pytest.raises(UserError, match="numbered from 0; given were 1, 0"):
+        with pytest.raises(UserError, match="from 0, but these were given, in this order: 1, 0"):
             Sharded("reversed")
     finally:
         stop_shards("reversed")
 
 
 def test_what_cannot_start_is_an_error_that_says_why(ray: Any, parts: list[Path], tmp_path: Path):
-    with pytest.raises(UserError, match="no shard given"):
+    with pytest.raises(UserError, match="no shards given"):
         start_shards([])
-    with pytest.raises(UserError, match="'forage' runs already"):
+    with pytest.raises(UserError, match="'forage' is already running"):
         start_shards([ShardPlace(parts[0])])
     with pytest.raises(UserError, match="need 64 of the resource CPU, but the Ray cluster has"):
         start_shards([ShardPlace(parts[0])], app="large", num_cpus=64)

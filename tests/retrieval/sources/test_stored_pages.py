@@ -158,13 +158,13 @@ def test_damaged_gzip_is_the_users_to_mend(tmp_path: Path, damage: str):
     path = write(tmp_path / "p.jsonl.gz", *(page(str(i), str(i * i)) for i in range(5000)))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else whole[:10] + b"\xff" * 99)
-    with pytest.raises(UserError, match="the gzip data ends or breaks after line"):
+    with pytest.raises(UserError, match="the gzip data ends or is damaged after line"):
         open_pages(path)
 
 
 def test_an_empty_and_a_missing_file_are_named(tmp_path: Path):
     (tmp_path / "p.jsonl").write_text("\n")
-    with pytest.raises(UserError, match="holds no page"):
+    with pytest.raises(UserError, match="has no pages"):
         open_pages(tmp_path / "p.jsonl")
     with pytest.raises(UserError, match="cannot read the pages .*nowhere: No such file"):
         open_pages(tmp_path / "nowhere")
@@ -206,6 +206,6 @@ def test_an_index_replaces_nothing_but_an_index(tmp_path: Path):
     precious = tmp_path / "p.jsonl.gz.index"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="is not a page index; nothing was touched"):
+    with pytest.raises(UserError, match="is not a page index; nothing was changed"):
         open_pages(path)
     assert (precious / "thesis.txt").exists()

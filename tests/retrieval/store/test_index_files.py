@@ -136,7 +136,7 @@ def test_an_index_is_read_whole_where_that_is_asked(
     build_index(corpus, tmp_path / "index", show_progress=False)
     flip(tmp_path / "index" / VALUES_FILE)
     open_index(tmp_path / "index").close()
-    with pytest.raises(UserError, match="its content is not what was built"):
+    with pytest.raises(UserError, match="its content differs from what was built"):
         open_index(tmp_path / "index", is_verified=True)
 
 
@@ -156,8 +156,8 @@ def test_an_index_of_before_is_opened_and_said_to_have_no_checksums(
         assert old.id == new.id  # recordings of it stay valid
         assert old.search(["word3"], 2) == new.search(["word3"], 2)
     assert [record.message for record in caplog.records] == [
-        f"{copy} has no checksums of its files (an older version built it): damage may go unseen "
-        "until it is built again"
+        f"{copy} has no checksums (an older version built it), so damage may go unnoticed until it "
+        "is built again"
     ]
 
 
@@ -170,7 +170,9 @@ def test_a_file_that_is_cut_while_it_is_mapped_ends_searches(
         assert index.search(["word3"], 1)
         with (copy / "corpus.jsonl").open("r+b") as file:
             file.truncate(100)
-        with pytest.raises(DamagedFileError, match=r"corpus\.jsonl was cut from \d+ to 100 bytes"):
+        with pytest.raises(
+            DamagedFileError, match=r"corpus\.jsonl was truncated from \d+ to 100 bytes"
+        ):
             index.search(["word3"], 1)
 
 
@@ -182,7 +184,7 @@ def test_pages_whose_file_is_cut_while_it_is_mapped_are_a_typed_failure(tmp_path
     with open_pages(path) as pages:
         assert pages.page("http://a.org/999") is not None
         path.write_text("")
-        with pytest.raises(SourceError, match=r"pages\.jsonl was cut from \d+ to 0 bytes"):
+        with pytest.raises(SourceError, match=r"pages\.jsonl was truncated from \d+ to 0 bytes"):
             pages.page("http://a.org/999")
 
 
@@ -208,7 +210,7 @@ def test_damage_to_stored_pages_is_found_when_they_are_opened(
     open_pages(path).close()
     damaged = tmp_path / "pages.jsonl.gz.index" / name
     damage(damaged)
-    with pytest.raises(UserError, match="is damaged: .* remove .*, and it is made again"):
+    with pytest.raises(UserError, match="is damaged: .* remove .* to have it rebuilt"):
         open_pages(path)
     shutil.rmtree(damaged.parent)
     open_pages(path, is_verified=True).close()

@@ -186,5 +186,5 @@ def test_a_query_vector_with_nan_is_a_failure_and_no_empty_result(tmp_path: Path
 
 
 def test_an_encoder_of_another_dimension_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="gives 8 dimensions, but the index has 16"):
+    with pytest.raises(UserError, match="has 8 dimensions, but the index has 16"):
         open_backend(tmp_path, HnswSettings(links=4), False, WordEncoder(dimension=8))

@@ -155,7 +155,7 @@ def test_vectors_of_another_length_are_refused_with_the_option_to_give(
 ):
     plain = replace(choose(model), normalise=False)
     file = write_index(tmp_path / "their.index", vectors_of(plain))
-    with pytest.raises(UserError, match=r"gives 1\.000 \(cosine 1\.000\): give --no-normalise"):
+    with pytest.raises(UserError, match=r"computes 1\.000 \(cosine 1\.000\): give --no-normalise"):
         adopt([file], texts, tmp_path / "i", choose(model))
     assert adopt([file], texts, tmp_path / "i", plain).encoder.normalise is False
 
@@ -175,13 +175,13 @@ def test_an_index_of_another_length_than_the_corpus_names_both(
     texts: Path, model: Path, tmp_path: Path
 ):
     file = write_index(tmp_path / "their.index", vectors_of(choose(model))[:299])
-    with pytest.raises(UserError, match="holds 299 vectors, but .* 300 passages"):
+    with pytest.raises(UserError, match="contains 299 vectors, but .* 300 passages"):
         adopt([file], texts, tmp_path / "i", choose(model))
 
 
 def test_an_index_of_another_dimension_names_both(texts: Path, model: Path, tmp_path: Path):
     file = write_index(tmp_path / "their.index", np.ones((300, 8), dtype=np.float32))
-    with pytest.raises(UserError, match=f"vectors of 8 dimensions, but .* gives {WIDTH}"):
+    with pytest.raises(UserError, match=f"vectors of 8 dimensions, but .* has {WIDTH}"):
         adopt([file], texts, tmp_path / "i", choose(model))
 
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_counted_is_not_spent(tmp_path: Path):
     budget = Budget("serper", 1, ledger)
     ledger.unlink(missing_ok=True)
     ledger.mkdir()
-    with pytest.raises(SourceError, match="cannot count what serper costs"):
+    with pytest.raises(SourceError, match="cannot record what serper costs"):
         budget.pay(0.1)
 
 

@@ -222,7 +222,7 @@ async def test_an_error_page_is_a_failure_that_may_be_temporary(
 @pytest.mark.parametrize("kind", ["application/pdf", "image/png", "application/octet-stream"])
 async def test_what_is_no_text_is_not_read(make_fetcher: MakeFetcher, pages: WebServer, kind: str):
     pages.behaviour = replies(b"\0" * 1000, Content_Type=kind)
-    assert await reason_of(make_fetcher(), pages.url) == f"a page of the type {kind!r}"
+    assert await reason_of(make_fetcher(), pages.url) == f"unsupported content type {kind!r}"
 
 
 async def test_a_page_that_never_ends_is_cut_at_the_allowed_bytes(

@@ -67,7 +67,7 @@ def test_a_network_that_is_let_through_opens_no_other():
         ("//example.org/", "scheme ''"),
         ("example.org", "scheme ''"),
         ("", "scheme ''"),
-        ("http:///path", "without a host"),
+        ("http:///path", "has no host"),
         ("http://user@example.org/", "user name"),
         ("http://user:word@example.org/", "user name"),
         ("http://@example.org/", "user name"),

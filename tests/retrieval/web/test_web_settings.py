@@ -27,17 +27,17 @@ def test_settings_are_read_from_texts():
         ("serper", ["num_result=5"], "unknown setting num_result; did you mean num_results"),
         ("serper", ["mode=pages", "pages.dead_s=5"], "did you mean pages.deadline_s"),
         ("serper", ["num_results=0"], "num_results: Input should be greater than or equal to 1"),
-        ("serper", ["num_results=101"], "serper gives at most 100"),
-        ("google", ["engine_id=x", "num_results=11"], "google gives at most 10"),
-        ("brave", ["num_results=21"], "brave gives at most 20"),
+        ("serper", ["num_results=101"], "serper returns at most 100"),
+        ("google", ["engine_id=x", "num_results=11"], "google returns at most 10"),
+        ("brave", ["num_results=21"], "brave returns at most 20"),
         ("google", [], "google needs engine_id"),
-        ("serper", ["engine_id=x"], "engine_id is read by google alone"),
-        ("serper", ["engine=bing"], "engine is read by serpapi alone"),
-        ("serper", ["pages.deadline_s=5"], "pages.* is read with mode=pages alone"),
+        ("serper", ["engine_id=x"], "engine_id is a setting of google, not of serper"),
+        ("serper", ["engine=bing"], "engine is a setting of serpapi, not of serper"),
+        ("serper", ["pages.deadline_s=5"], "pages.* has no effect without mode=pages"),
         ("serper", ["timeout_s=30"], "shorter than timeout_s"),
         ("serper", ["url=ftp://x"], "url: "),
-        ("serper", ["num_results"], "not of the form key=value"),
-        ("serper", ["provider=brave"], "not of the form key=value"),
+        ("serper", ["num_results"], "must have the form key=value"),
+        ("serper", ["provider=brave"], "must have the form key=value"),
         ("serper", ["mode=pages", "mode.x=5"], "mode has no keys below it"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_key_that_is_none_is_refused_without_being_said(
 ):
     monkeypatch.setenv("SERPER_API_KEY", "secret\nX-Other: 1")
     with pytest.raises(
-        UserError, match="SERPER_API_KEY holds characters that a key cannot"
+        UserError, match="SERPER_API_KEY contains characters that a key cannot"
     ) as error:
         read_provider_key(read_web_settings("serper"))
     assert "secret" not in str(error.value)

@@ -319,7 +319,9 @@ def test_a_rate_that_leaves_no_turn_before_the_deadline_is_told(
 ):
     source = open_source("requests_per_s=0.001")
     error = failure_of(source, "a", "b")
-    assert error.reason.endswith("no turn within 25 s at 0.001 requests a second")
+    assert error.reason.endswith(
+        "the rate limit of 0.001 requests per second allowed no request within 25 s"
+    )
     assert len(provider.seen) == 1
     assert len(texts(source, provider.queries[0])[0]) == 3
 

@@ -267,5 +267,5 @@ def test_a_key_file_must_be_there_and_not_be_everybodys(tmp_path: Path):
     path = tmp_path / "key"
     path.write_text(KEY)
     path.chmod(0o644)
-    with pytest.raises(UserError, match="everybody may read it; run: chmod 600"):
+    with pytest.raises(UserError, match="everyone may read it; run: chmod 600"):
         read_endpoint_key(settings(key_file=path))

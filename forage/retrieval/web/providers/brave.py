@@ -1,4 +1,4 @@
-"""Brave Search. At most 20 results a request."""
+"""Brave Search: at most 20 results per request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 
 
 class Brave(WebSettings):
-    """Brave, which has no settings of its own."""
+    """Brave; it has only the common settings."""
 
     provider: ClassVar[str] = "brave"
     plan: ClassVar[ProviderPlan] = ProviderPlan(
@@ -37,7 +37,7 @@ class Brave(WebSettings):
         return HttpRequest("GET", self.address, headers=headers, params=params)
 
     def read(self, reply: Any) -> list[WebResult]:
-        """The results, without their markup; a search that found nothing has no ``web``."""
+        """The results, without markup; a search that found nothing has no ``web``."""
         checked = _BraveReply.check(reply)
         if checked.type != "search":
             error = checked.error or _BraveError()
@@ -75,5 +75,4 @@ class _BraveReply(Shape):
 
 
 def _plain(text: str | None) -> str:
-    """``text`` without markup."""
     return unescape(_TAG.sub("", text or ""))

@@ -1,4 +1,4 @@
-"""Google Custom Search. At most 10 results a request."""
+"""Google Custom Search: at most 10 results per request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forage.retrieval.web.providers.provider import (
 
 
 class GoogleCustomSearch(WebSettings):
-    """Google, searched with an engine that its user has set up."""
+    """Google, with a search engine that the user has configured."""
 
     provider: ClassVar[str] = "google"
     plan: ClassVar[ProviderPlan] = ProviderPlan(

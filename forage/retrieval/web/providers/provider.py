@@ -1,10 +1,10 @@
-"""What the web search providers share: settings, results, and how replies are checked.
+"""The common part of the web search providers: settings, results, and reading replies.
 
-A provider is one file beside this one: a class of settings with ``request(query, key)``, what is
-sent, and ``read(reply)``, its results. ``read`` tells results, nothing found and an error document
-apart by what the provider documents, so that no error reads as an empty result.
-``forage.retrieval.web.web_settings`` lists the providers; ``web_source`` sends, and keeps the key
-out of what is said.
+Each provider is a file next to this one: a settings class with ``request(query, key)``, which makes
+a request, and ``read(reply)``, which returns its results. ``read`` distinguishes results, an empty
+result and an error document as the provider documents them, so that no error looks like an empty
+result. ``forage.retrieval.web.web_settings`` lists the providers; ``web_source`` sends requests and
+keeps the key out of messages.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pydantic import Field, model_validator
 from forage.remote.request import Shape
 from forage.settings import Frozen
 
-# Brave refuses more than 400 characters or 50 words; Google reads 32 words, and takes requests of
+# Brave refuses more than 400 characters or 50 words; Google reads 32 words and accepts requests of
 # 2,048 bytes.
 _MAX_QUERY_CHARS = 400
 _MAX_QUERY_WORDS = 50
 _MAX_QUERY_BYTES = 1500
 
-_UNSENDABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # controls, lone surrogates
+_UNSENDABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, lone surrogates
 
 
 class PageSettings(Frozen):
-    """How pages of the web are fetched and what of them becomes a passage.
+    """How web pages are fetched, and which part of them becomes a passage.
 
-    ``deadline_s`` is for all pages of one search together; ``passage_chars`` is the part of a page
-    around its snippet. Finding the text of one page may take ``extraction_s`` on a processor and
-    ``extraction_mb`` of memory.
+    ``deadline_s``: for all pages of one search. ``passage_chars``: the part of a page around its
+    snippet. ``extraction_s`` (CPU time) and ``extraction_mb``: limits for extracting one page's
+    text.
     """
 
     deadline_s: float = Field(default=8.0, gt=0)
@@ -49,7 +49,7 @@ class PageSettings(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class ProviderPlan:
-    """Where a provider is, where its key is looked for, and its smallest paid plan of 2025."""
+    """A provider's URL, the variable of its key, and its smallest paid plan in 2025."""
 
     url: str
     key_variable: str
@@ -59,11 +59,11 @@ class ProviderPlan:
 
 
 class WebSettings(Frozen):
-    """What is asked of any provider, how patiently, and for how much.
+    """Settings of all providers: what to request, how patiently, and at what cost.
 
-    ``url`` is another address that speaks the provider's API. ``requests_per_s`` and
-    ``usd_per_request`` are those of the provider's ``plan`` unless given. ``ledger`` makes the cap
-    outlive the process. Without ``max_retries`` a query is asked again until ``deadline_s``.
+    ``url``: another address with the provider's API. ``requests_per_s`` and ``usd_per_request``: by
+    default those of the provider's ``plan``. ``ledger``: makes the cap outlive the process. Without
+    ``max_retries``, a query is retried until ``deadline_s``.
     """
 
     provider: ClassVar[str]
@@ -88,14 +88,14 @@ class WebSettings(Frozen):
     def _checks(self) -> Self:
         if self.num_results > self.plan.max_results:
             raise ValueError(
-                f"num_results is {self.num_results}; {self.provider} gives at most "
-                f"{self.plan.max_results} a request"
+                f"num_results is {self.num_results}; {self.provider} returns at most "
+                f"{self.plan.max_results} per request"
             )
         if self.mode == "snippets" and "pages" in self.model_fields_set:
-            raise ValueError("pages.* is read with mode=pages alone; add it, or remove them")
+            raise ValueError("pages.* has no effect without mode=pages; add that, or remove them")
         if self.deadline_s < self.timeout_s:
             raise ValueError(
-                f"deadline_s ({self.deadline_s}) is shorter than timeout_s ({self.timeout_s}): "
+                f"deadline_s ({self.deadline_s}) is shorter than timeout_s ({self.timeout_s}), so "
                 "not even one try would fit; raise deadline_s"
             )
         return self
@@ -106,14 +106,14 @@ class WebSettings(Frozen):
 
     @property
     def answers_depend_on(self) -> list[str]:
-        """Everything but the query that decides what is found."""
+        """Everything except the query that determines the results."""
         own = type(self).model_fields.keys() - WebSettings.model_fields.keys()
         values = [str(getattr(self, name)) for name in sorted(own)]
         return [self.provider, self.address, *values, str(self.num_results)]
 
     @property
     def rate_per_s(self) -> float:
-        """Requests a second that may leave."""
+        """Maximum requests per second."""
         return self.requests_per_s or self.plan.requests_per_s
 
     @property
@@ -124,7 +124,7 @@ class WebSettings(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class WebResult:
-    """One line of a results page."""
+    """One search result."""
 
     url: str
     title: str
@@ -132,7 +132,7 @@ class WebResult:
 
 
 def fit_query(query: str) -> str:
-    """``query`` on one line, no longer than every provider takes ("" where nothing is left)."""
+    """``query`` on one line, short enough for every provider ("" if nothing is left)."""
     words = _UNSENDABLE.sub(" ", query).split()
     text = " ".join(words[:_MAX_QUERY_WORDS])[:_MAX_QUERY_CHARS]
     while len(quote_plus(text)) > _MAX_QUERY_BYTES:
@@ -141,7 +141,7 @@ def fit_query(query: str) -> str:
 
 
 class Item(Shape):
-    """A result as Google and those who ask it write one."""
+    """A result in the format of Google and of providers that use it."""
 
     title: str | None = None
     link: str | None = None
@@ -149,7 +149,7 @@ class Item(Shape):
 
 
 def results_of(items: Sequence[Item]) -> list[WebResult]:
-    """Items as results, each address once; what has no address is left out."""
+    """Items as results, each URL once; items without a URL are dropped."""
     found: dict[str, WebResult] = {}
     for item in items:
         if item.link and item.link not in found:
@@ -161,5 +161,5 @@ def results_of(items: Sequence[Item]) -> list[WebResult]:
 
 
 def _utf8(text: str) -> str:
-    """Lone surrogates (legal in JSON, not in UTF-8) as question marks."""
+    """Replaces lone surrogates (legal in JSON, not in UTF-8) with question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")

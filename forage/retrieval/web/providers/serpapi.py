@@ -1,4 +1,4 @@
-"""SerpAPI, which asks the engine that is named."""
+"""SerpAPI, which queries a configurable search engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forage.retrieval.web.providers.provider import (
 
 SearchEngine = Literal["google", "google_light", "bing", "duckduckgo", "baidu", "yahoo", "yandex"]
 
-# How each engine names the query, and the number of results where it takes one.
+# Each engine's parameters for the query and, if it has one, the number of results.
 _ENGINE_PARAMETERS: dict[SearchEngine, tuple[str, str | None]] = {
     "google": ("q", "num"),
     "google_light": ("q", "num"),
@@ -49,7 +49,7 @@ class SerpApi(WebSettings):
         return HttpRequest("GET", self.address, params=params)
 
     def read(self, reply: Any) -> list[WebResult]:
-        """The results; a search that found nothing is a success that carries an "error"."""
+        """The results; a search that found nothing is a success with an "error"."""
         checked = _SerpApiReply.check(reply)
         if checked.search_metadata is None or checked.search_metadata.status != "Success":
             raise BadReply(checked.error or "no finished search in the reply")

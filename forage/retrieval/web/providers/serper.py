@@ -1,4 +1,4 @@
-"""serper.dev, which asks Google."""
+"""serper.dev, which queries Google."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forage.retrieval.web.providers.provider import (
 
 
 class Serper(WebSettings):
-    """serper.dev, which has no settings of its own."""
+    """serper.dev; it has only the common settings."""
 
     provider: ClassVar[str] = "serper"
     plan: ClassVar[ProviderPlan] = ProviderPlan(
@@ -28,7 +28,7 @@ class Serper(WebSettings):
 
     @property
     def price_usd(self) -> float:
-        """What one request costs; one for more than 10 results is counted twice."""
+        """The price of a request; one for more than 10 results counts twice."""
         is_double = self.usd_per_request is None and self.num_results > 10
         return super().price_usd * (2 if is_double else 1)
 
@@ -37,7 +37,7 @@ class Serper(WebSettings):
         return HttpRequest("POST", self.address, headers={"X-API-KEY": key}, body=body)
 
     def read(self, reply: Any) -> list[WebResult]:
-        """The results; error documents hold a message and a code."""
+        """The results; error documents have a message and a code."""
         checked = _SerperReply.check(reply)
         if checked.organic is None and checked.searchParameters is None:
             raise BadReply(checked.message or "no results in the reply", status=checked.statusCode)
