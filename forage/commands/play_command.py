@@ -26,7 +26,7 @@ from forage.config.run_config import RunConfig, build_config, load_config, with_
 from forage.environment.remembered import as_trained
 from forage.episode_json import episode_to_json
 from forage.errors import UserError
-from forage.remote.own_code import run_beside
+from forage.remote.own_code import make_async
 from forage.retrieval.serve.port import bind_port
 from forage.types import Episode, Origin
 from forage.viewer.pages import visible
@@ -149,7 +149,7 @@ async def _questions(console: Console, question: str | None) -> AsyncIterator[st
         return
     is_chat = sys.stdin.isatty()
     # On a separate thread, so that Ctrl-C finds the event loop running.
-    read = run_beside(lambda prompt: _read_line(console, prompt if is_chat else None))
+    read = make_async(lambda prompt: _read_line(console, prompt if is_chat else None))
     while line := await read("[bold]question>[/bold] "):
         if line.strip():
             yield line.strip()

@@ -77,8 +77,8 @@ def _answers(url: str) -> bool:
     asking = Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_PATIENCE_S)
-    said = list(failures)  # the thread may still write
-    if said:
+    reasons = list(failures)  # the thread may still write
+    if reasons:
         text = "%s cannot be reached (%s): only downloaded models can be used"
-        LOG.warning(text, url, said[0])
-    return not said
+        LOG.warning(text, url, reasons[0])
+    return not reasons

@@ -171,12 +171,12 @@ class OpenAIClient:
 
 def is_overflow(failure: RemoteFailure) -> bool:
     """Whether the server says that prompt and completion exceed the model's context."""
-    return failure.status in (400, 413, 422) and bool(_OVERFLOW.search(failure.said))
+    return failure.status in (400, 413, 422) and bool(_OVERFLOW.search(failure.explanation))
 
 
 def _without_credit(failure: RemoteFailure) -> RemoteFailure:
     """OpenAI also replies 429 if credit has run out, and then waiting does not help."""
-    if failure.status == 429 and failure.said.startswith("insufficient_quota "):
+    if failure.status == 429 and failure.explanation.startswith("insufficient_quota "):
         return replace(failure, may_pass=False)
     return failure
 

@@ -8,9 +8,9 @@ or one of another type raises ``BadReply``. vLLM and SGLang add the fields ``tok
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AliasPath, BeforeValidator, Field, ValidationError
 
 from forage.remote.request import BadReply, Shape, first_wrong
 from forage.types import FailureKind, FinishReason
@@ -42,11 +42,11 @@ class _Choice(Shape):
         """Why sampling ended; raises ``BadReply`` for a reason that leaves no usable turn."""
         if self.finish_reason in _ENDS:
             return _ENDS[self.finish_reason]
-        said = f"the completion ended with finish_reason {self.finish_reason!r}"
+        detail = f"the completion ended with finish_reason {self.finish_reason!r}"
         if self.finish_reason in _FINAL_ENDS:
-            raise BadReply(said, FailureKind.REFUSED, may_pass=False)
+            raise BadReply(detail, FailureKind.REFUSED, may_pass=False)
         kind = FailureKind.SERVER_ERROR if self.finish_reason else FailureKind.MALFORMED
-        raise BadReply(said, kind)
+        raise BadReply(detail, kind)
 
     @property
     def stop_string(self) -> str | None:
@@ -100,19 +100,19 @@ class _ChatReply(Shape):
     choices: list[ChatChoice] = Field(min_length=1)
 
 
-class _PromptDetails(Shape):
-    cached_tokens: int | None = None
-
-
-class _CompletionDetails(Shape):
-    reasoning_tokens: int | None = None
+# Servers send null for a count that they do not know.
+_Count = Annotated[int, BeforeValidator(lambda count: count or 0)]
 
 
 class _UsageReply(Shape):
     prompt_tokens: int = 0
-    completion_tokens: int | None = 0
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
+    cached_tokens: _Count = Field(
+        0, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens")
+    )
+    completion_tokens: _Count = 0
+    reasoning_tokens: _Count = Field(
+        0, validation_alias=AliasPath("completion_tokens_details", "reasoning_tokens")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +167,9 @@ def read_chat(document: dict[str, Any]) -> ChatChoice:
 def read_usage(document: dict[str, Any]) -> Usage:
     """The tokens that the request used; zeros if the server does not say."""
     try:
-        usage = _UsageReply.model_validate(document.get("usage") or {})
+        return Usage(**_UsageReply.model_validate(document.get("usage") or {}).model_dump())
     except ValidationError:
         return Usage()
-    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
-    return Usage(
-        usage.prompt_tokens,
-        (prompt and prompt.cached_tokens) or 0,
-        usage.completion_tokens or 0,
-        (completion and completion.reasoning_tokens) or 0,
-    )
 
 
 def read_models(document: dict[str, Any]) -> ModelList | None:

@@ -20,7 +20,7 @@ class TooManyHangError(RuntimeError):
     """Too many calls of the function hang, so it is not called any more."""
 
 
-def run_beside(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+def make_async(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
     """Makes ``function``, sync or async and of one argument, an async function.
 
     Each call of a sync function gets a daemon thread, so it blocks neither the loop nor the exit.

@@ -25,7 +25,7 @@ from forage.types import FailureKind
 MAX_RETRY_AFTER_S = 600.0
 
 _MAX_DETAIL_CHARS = 300
-_MAX_SAID_CHARS = 10_000
+_MAX_EXPLANATION_CHARS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class RemoteFailure:
     """Why a request failed; ``may_pass``: whether the same request may succeed later.
 
     ``status``: the HTTP status of an error, otherwise 0. ``retry_after_s``: what the server asked
-    for, at most ``MAX_RETRY_AFTER_S``. ``said``: code and message of an error document, of which
-    ``detail`` is one line; neither contains secrets.
+    for, at most ``MAX_RETRY_AFTER_S``. ``explanation``: code and message of an error document, of
+    which ``detail`` is one line; neither contains secrets.
     """
 
     kind: FailureKind
@@ -61,7 +61,7 @@ class RemoteFailure:
     may_pass: bool = True
     status: int = 0
     retry_after_s: float = 0.0
-    said: str = field(default="", repr=False)
+    explanation: str = field(default="", repr=False)
 
     @property
     def was_answered(self) -> bool:
@@ -169,7 +169,7 @@ class HttpSender:
     ) -> RemoteFailure:
         """The failure for an HTTP status other than 200; ``document``: the server's explanation."""
         code, message = _read_error(document)
-        said = self.hide(f"{code} {message}")[:_MAX_SAID_CHARS]
+        explanation = self.hide(f"{code} {message}")[:_MAX_EXPLANATION_CHARS]
         line = self._one_line(message)
         detail = f"HTTP {status}" + (f": {line}" if line else "")
         if status in (408, 504):
@@ -177,7 +177,7 @@ class HttpSender:
         else:
             kind = FailureKind.SERVER_ERROR if status >= 500 else FailureKind.REFUSED
         may_pass = status >= 500 or status in (408, 429)
-        return RemoteFailure(kind, detail, may_pass, status, retry_after_s, said)
+        return RemoteFailure(kind, detail, may_pass, status, retry_after_s, explanation)
 
     def failure_of_reply(self, error: BadReply) -> RemoteFailure:
         """The failure for an unusable reply."""
@@ -198,7 +198,7 @@ class HttpSender:
             self._session = None
 
     def _one_line(self, text: str) -> str:
-        hidden = self.hide(text[:_MAX_SAID_CHARS])
+        hidden = self.hide(text[:_MAX_EXPLANATION_CHARS])
         # Without control characters: it is logged, and a terminal may show the log.
         shown = "".join(c if c.isprintable() else " " for c in hidden)
         return " ".join(shown.split())[:_MAX_DETAIL_CHARS]
@@ -268,7 +268,7 @@ def _read_error(document: bytes | str) -> tuple[str, str]:
         try:
             inside = json.loads(document)
         except (ValueError, RecursionError):
-            inside = document[:_MAX_SAID_CHARS].decode("utf-8", "replace")
+            inside = document[:_MAX_EXPLANATION_CHARS].decode("utf-8", "replace")
             if inside.lstrip().startswith("<"):
                 return "", ""
     while isinstance(inside, dict) and isinstance(inside.get("error"), dict | str):

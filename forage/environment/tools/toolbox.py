@@ -25,7 +25,7 @@ from forage.environment.tools.open_page import OPEN_PAGE, make_open_page
 from forage.environment.tools.search import make_search
 from forage.environment.tools.tool import Arguments, Tool, ToolReply
 from forage.errors import UserError, did_you_mean
-from forage.remote.own_code import TooManyHangError, run_beside
+from forage.remote.own_code import TooManyHangError, make_async
 from forage.settings import IMPORT_PATH, load_by_path, written
 from forage.types import SEARCH_TOOL, FailureKind, Retriever, Tag
 
@@ -212,7 +212,7 @@ def _is_typed(schema: Any) -> bool:
 def _run_of(function: Any, takes_names: bool) -> Run:
     """``function(**arguments)`` or ``function(arguments)`` as a coroutine, sync or async."""
     run = (lambda arguments: function(**arguments)) if takes_names else function
-    return run if inspect.iscoroutinefunction(function) else run_beside(run)
+    return run if inspect.iscoroutinefunction(function) else make_async(run)
 
 
 def _answering(name: str, run: Run) -> Callable[[Arguments, Retriever], Awaitable[ToolReply]]:

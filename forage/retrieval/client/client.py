@@ -22,8 +22,8 @@ from forage.data.corpus import replace_surrogates
 from forage.remote.request import RemoteFailure
 from forage.retrieval.cache import LruCache
 from forage.retrieval.client.dispatch import Blame, Dispatcher, blame_of
-from forage.retrieval.client.noise import spoilt
-from forage.retrieval.client.own_search import OwnSearch
+from forage.retrieval.client.noise import with_noise
+from forage.retrieval.client.own_search import FunctionSearch
 from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest, normalise_query
 from forage.types import FailureKind, Hit, PageReply, SearchReply
@@ -85,10 +85,10 @@ class SearchClient:
         """``backoff_s``: the wait before the first retry, doubled for each further one."""
         self._settings = settings
         if settings.kind == "function":  # a query that it rejects must not fail others
-            self._dispatcher, self._most_together = OwnSearch(settings), 1
+            self._dispatcher, self._batch_size = FunctionSearch(settings), 1
         else:
             self._dispatcher = Dispatcher(settings, backoff_s)
-            self._most_together = settings.max_queries_per_request
+            self._batch_size = settings.max_queries_per_request
         self._cache: LruCache[str, tuple[Hit, ...]] = LruCache(settings.cache_size)
         self._pending: dict[str, _Pending] = {}
         self._queue: deque[_Pending] = deque()
@@ -221,7 +221,7 @@ class SearchClient:
         now = asyncio.get_running_loop().time()
         while self._queue and len(self._requests) < settings.max_concurrent_requests:
             batch: list[_Pending] = []
-            while self._queue and len(batch) < self._most_together:
+            while self._queue and len(batch) < self._batch_size:
                 pending = self._queue.popleft()
                 if pending.deadline <= now:
                     late = _failed(FailureKind.TIMEOUT, "the deadline passed before it was sent")
@@ -256,7 +256,7 @@ class SearchClient:
         if not isinstance(outcome, RemoteFailure):
             noise, topk = self._settings.noise, self._settings.topk
             for pending, found in zip(batch, outcome, strict=True):
-                hits = found if noise is None else spoilt(pending.query, found, noise, topk)
+                hits = found if noise is None else with_noise(pending.query, found, noise, topk)
                 self._cache.put(pending.query, hits)
                 self._settle(pending, SearchReply(hits))
         elif blame_of(outcome) is Blame.REQUEST and len(batch) > 1:

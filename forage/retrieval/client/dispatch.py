@@ -137,17 +137,17 @@ class Dispatcher:
         command = self._settings.serve_command(index)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.startup_timeout_s
-        is_said = False
+        is_logged = False
         while True:
             problems = await asyncio.gather(*(self._readiness_problem(s) for s in self._servers))
-            said = "; ".join(
+            reasons = "; ".join(
                 f"{server.url}: {problem}"
                 for server, problem in zip(self._servers, problems, strict=True)
                 if problem
             )
             if None in problems:
-                if said:
-                    logger.warning("starting without some search servers (%s)", said)
+                if reasons:
+                    logger.warning("starting without some search servers (%s)", reasons)
                 return
             addresses = ", ".join(server.url for server in self._servers)
             if loop.time() + _POLL_S >= deadline:
@@ -155,13 +155,13 @@ class Dispatcher:
                 wanted = f" (it must serve {' and '.join(corpora)})" if corpora else ""
                 raise UserError(
                     f"no search server answers at {addresses} after "
-                    f"{self._settings.startup_timeout_s:g} s ({said}); start one with "
+                    f"{self._settings.startup_timeout_s:g} s ({reasons}); start one with "
                     f"`{command}`{wanted}, or set search.url to where it is"
                 )
-            if not is_said:
+            if not is_logged:
                 text = "waiting for the search server at %s (%s); `%s` starts one"
-                logger.info(text, addresses, said, command)
-                is_said = True
+                logger.info(text, addresses, reasons, command)
+                is_logged = True
             await asyncio.sleep(_POLL_S)
 
     async def what_is_served(self) -> Served | None:
@@ -193,7 +193,7 @@ class Dispatcher:
                 return None
             if wait_s <= 0:
                 return None
-            await self._servers.wait_for_news(wait_s)
+            await self._servers.wait_for_change(wait_s)
 
     async def _try_server(
         self,
@@ -280,11 +280,11 @@ class Dispatcher:
 def _read_served(body: bytes) -> Served | None:
     """The content of a ``/readyz`` reply, or None (Search-R1's server has no such route)."""
     try:
-        told = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    backend = told.get("backend") if isinstance(told, dict) else None
+    backend = content.get("backend") if isinstance(content, dict) else None
     if not isinstance(backend, str):
         return None
-    num_passages = told.get("passages")
+    num_passages = content.get("passages")
     return Served(backend, num_passages if isinstance(num_passages, int) else None)

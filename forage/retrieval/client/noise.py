@@ -1,7 +1,7 @@
 """Degrades search results on purpose, so that a policy must search repeatedly and carefully.
 
 A query is always degraded in the same way, so runs are repeatable and cached replies stay valid.
-The server is not involved; it is asked for more passages than are shown.
+The server is not involved; it is sent a larger topk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from forage.config.search_config import NoiseConfig
 from forage.types import Hit
 
 
-def spoilt(query: str, hits_K: Sequence[Hit], noise: NoiseConfig, topk: int) -> tuple[Hit, ...]:
+def with_noise(query: str, hits_K: Sequence[Hit], noise: NoiseConfig, topk: int) -> tuple[Hit, ...]:
     """The first ``topk`` hits left after noise, perhaps with namesakes of the query in front.
 
     A namesake is a passage whose title shares a word with the query but is not the query.

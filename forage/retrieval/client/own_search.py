@@ -17,7 +17,7 @@ from typing import Any
 from forage.config.search_config import SearchFunction
 from forage.data.corpus import parse_contents, replace_surrogates
 from forage.errors import UserError
-from forage.remote.own_code import TooManyHangError, run_beside
+from forage.remote.own_code import TooManyHangError, make_async
 from forage.remote.request import RemoteFailure
 from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest
@@ -27,7 +27,7 @@ from forage.types import FailureKind, Hit, PageText, Passage
 LOG = logging.getLogger(__name__)
 
 
-class OwnSearch:
+class FunctionSearch:
     """Finds passages with a function ``query -> passages``, best first, sync or async.
 
     A passage is a ``Passage``, a ``Hit``, a string, or a mapping like a corpus line.
@@ -39,7 +39,7 @@ class OwnSearch:
         self._name = written(settings.path)
         if not callable(function):
             raise UserError(f"search.path: {self._name} is {function!r}, not a function")
-        self._find = run_beside(function)
+        self._find = make_async(function)
         self._topk = settings.num_requested
         self.num_requests = self.num_retries = self.num_failovers = self.num_ejections = 0
 

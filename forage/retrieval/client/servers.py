@@ -146,7 +146,7 @@ class Servers:
         waits = [server.breaker.wait_s(now) for server in self._servers if server not in refusing]
         return min((wait for wait in waits if wait is not None), default=None)
 
-    async def wait_for_news(self, timeout_s: float) -> None:
+    async def wait_for_change(self, timeout_s: float) -> None:
         """Returns when a request has ended, or after ``timeout_s``."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)

@@ -28,7 +28,7 @@ from forage.data.corpus_store import (
 )
 from forage.errors import UserError
 from forage.retrieval.index.index import Index, open_index
-from forage.retrieval.store.atomic_directory import built_beside, refuse_other_contents
+from forage.retrieval.store.atomic_directory import atomic_build, refuse_other_contents
 from forage.retrieval.store.manifest import common_fields, write_manifest
 from forage.retrieval.words.bm25_index import BM25Manifest, cut_rows
 from forage.settings import Strict
@@ -78,7 +78,7 @@ def cut_index(directory: Path, out: Path, count: int) -> list[Path]:
             refuse_other_contents(place)
         bounds = np.linspace(0, len(index), count + 1).astype(int).tolist()
         for number, (place, (start, stop)) in enumerate(zip(places, pairwise(bounds), strict=True)):
-            with built_beside(place) as part:
+            with atomic_build(place) as part:
                 stored = _cut_corpus(directory, index.store, range(start, stop), part)
                 cut_rows(directory, range(start, stop), part)
                 mark = ShardMark(parent=index.id, number=number, count=count)

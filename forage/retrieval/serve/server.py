@@ -56,7 +56,7 @@ def serve(settings: ServeSettings) -> None:
             "set a token with --token-file FILE",
             settings.host,
         )
-    _refuse_open_purse(settings)
+    _require_token_if_paid(settings)
     if settings.topk > settings.limits.max_topk:
         raise UserError(
             f"--topk {settings.topk} is above --max-topk {settings.limits.max_topk}: requests "
@@ -103,7 +103,7 @@ def serve(settings: ServeSettings) -> None:
                 source.close()
 
 
-def _refuse_open_purse(settings: ServeSettings) -> None:
+def _require_token_if_paid(settings: ServeSettings) -> None:
     """Raises ``UserError`` if a paid source would be open to anyone who can reach the server."""
     has_token, costs_money = settings.token is not None, is_paid(settings)
     if costs_money and not has_token and not settings.no_token:

@@ -101,7 +101,7 @@ class ServeSettings(Strict):
 
 def open_source(settings: ServeSettings) -> Source:
     """Opens the sources; raises ``UserError``."""
-    _refuse_unread(settings)
+    _refuse_unused(settings)
     with ExitStack() as opened:
         parts: list[Source] = []
         for name in settings.sources:
@@ -174,7 +174,7 @@ def _kind_and_name(text: str) -> tuple[str, str]:
     return "index", text
 
 
-def _refuse_unread(settings: ServeSettings) -> None:
+def _refuse_unused(settings: ServeSettings) -> None:
     """Raises ``UserError`` for a setting that none of the sources uses."""
     named = ", ".join(settings.sources)
     kinds = [_kind_and_name(text)[0] for text in settings.sources]

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from forage.data.corpus import parse_object
 from forage.errors import UserError
-from forage.retrieval.store.atomic_directory import built_beside
+from forage.retrieval.store.atomic_directory import atomic_build
 from forage.retrieval.store.index_files import FileSum, sum_file
 from forage.retrieval.store.manifest import MANIFEST_FILE
 from forage.settings import Strict
@@ -73,7 +73,7 @@ def build_page_index(
             f"{index_dir} exists and is not a page index; nothing was changed: remove it, or "
             "choose another place for the index"
         )
-    with built_beside(index_dir) as directory:
+    with atomic_build(index_dir) as directory:
         _write_index(path, directory, status, is_gzip)
     manifest = read_page_manifest(index_dir)
     assert manifest is not None, "it was written above"

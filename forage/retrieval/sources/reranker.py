@@ -145,7 +145,7 @@ class CrossEncoderModel:
     def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Raw logits, float32 [N]; batches contain pairs of similar length to reduce padding."""
         if not self._has_warned:
-            self._warn_of_what_is_cut(pairs)
+            self._warn_of_truncation(pairs)
         order = sorted(range(len(pairs)), key=lambda row: -sum(map(len, pairs[row])))
         scores = self._model.predict(
             [pairs[row] for row in order], batch_size=self._batch_size, show_progress_bar=False
@@ -154,7 +154,7 @@ class CrossEncoderModel:
         in_place[order] = scores
         return in_place
 
-    def _warn_of_what_is_cut(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def _warn_of_truncation(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Warns once if passages are truncated; no token is shorter than a byte."""
         limit = self._model.max_seq_length
         if limit is None:

@@ -83,11 +83,11 @@ def start_shards(
             )(_Shard).bind(place.directory, options)
             for number, place in enumerate(places)
         ]
-        together = serve.deployment(ray_actor_options={"num_cpus": 0})(_Together)
+        merger = serve.deployment(ray_actor_options={"num_cpus": 0})(_Merger)
         try:
-            serve.run(together.bind(*shards), name=app, route_prefix=None)
+            serve.run(merger.bind(*shards), name=app, route_prefix=None)
         except RuntimeError as error:  # raised by Ray Serve if a deployment does not start
-            reason = _why_not(serve.status().applications[app]) or str(error)
+            reason = _startup_error(serve.status().applications[app]) or str(error)
             serve.delete(app)
             raise UserError(f"the shards did not start: {reason}") from error
 
@@ -160,7 +160,7 @@ class _Shard:
         return self._index.search(queries, topk)
 
 
-class _Together:
+class _Merger:
     """Queries every shard and merges their results; the handles are Ray Serve's."""
 
     def __init__(self, *shards: Any) -> None:
@@ -195,7 +195,7 @@ def _require_resources(
             )
 
 
-def _why_not(application: Any) -> str:
+def _startup_error(application: Any) -> str:
     """The last line of the first deployment's traceback, if Ray Serve kept one."""
     messages = (deployment.message for deployment in application.deployments.values())
     return next((message.strip().splitlines()[-1] for message in messages if message), "")

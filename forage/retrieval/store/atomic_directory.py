@@ -1,7 +1,7 @@
 """Builds an index directory next to its final place, then renames it: it is complete or absent.
 
-``built_beside`` starts from an empty directory and leaves nothing behind on failure.
-``resumable_beside`` keeps its directory if a build ends early, so the same command can resume; only
+``atomic_build`` starts from an empty directory and leaves nothing behind on failure.
+``resumable_build`` keeps its directory if a build ends early, so the same command can resume; only
 one build at a time may use it. This file does not know what is built.
 """
 
@@ -41,7 +41,7 @@ def refuse_an_index(out: Path) -> None:
 
 
 @contextmanager
-def built_beside(out: Path) -> Iterator[Path]:
+def atomic_build(out: Path) -> Iterator[Path]:
     """A directory to build an index in; it becomes ``out`` if the body succeeds."""
     with whole_folder(out) as directory:
         yield directory
@@ -54,7 +54,7 @@ def partial_directory(out: Path) -> Path:
 
 
 @contextmanager
-def resumable_beside(out: Path, is_restart: bool) -> Iterator[Path]:
+def resumable_build(out: Path, is_restart: bool) -> Iterator[Path]:
     """The directory of an unfinished build, with its earlier content; finally renamed to ``out``.
 
     ``is_restart`` empties it first. The body must seal the index, because it removes temporary

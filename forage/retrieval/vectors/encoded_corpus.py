@@ -25,7 +25,7 @@ from forage.retrieval.store.atomic_directory import (
     LOCK_FILE,
     partial_directory,
     refuse_other_contents,
-    resumable_beside,
+    resumable_build,
 )
 from forage.retrieval.store.build_progress import build_progress
 from forage.retrieval.store.manifest import seal
@@ -120,13 +120,13 @@ def encoded_corpus(
     refuse_other_contents(out)
     # Without its state, the corpus and encoder of an unfinished build are unknown: start over.
     is_unknown = not (partial_directory(out) / _STATE_FILE).exists()
-    with resumable_beside(out, settings.is_restart or is_unknown) as directory:
+    with resumable_build(out, settings.is_restart or is_unknown) as directory:
         state = _read_state(directory)
         try:
             encoders = _open_encoders(settings, state)
             stored = _store_corpus(corpus, directory, encoders[0].spec, state, show_progress)
             with CorpusStore(directory) as store:
-                if lost := _what_is_cut(store, encoders[0]):
+                if lost := _describe_truncation(store, encoders[0]):
                     if settings.is_whole:
                         raise UserError(lost)
                     logger.warning(lost)
@@ -163,7 +163,7 @@ def _warn_of_unread_scripts(store: CorpusStore, encoder: SentenceEncoder) -> Non
         logger.warning("%s: %s", encoder.spec.model, complaint)
 
 
-def _what_is_cut(store: CorpusStore, encoder: SentenceEncoder) -> str | None:
+def _describe_truncation(store: CorpusStore, encoder: SentenceEncoder) -> str | None:
     """A sentence about passages longer than the encoder reads; None if there are none."""
     spec = encoder.spec
     num_passages = num_tokens = num_lost = longest = 0

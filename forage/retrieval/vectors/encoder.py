@@ -251,9 +251,9 @@ def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
-def _prefix(said: str | None, own: dict[str, Any], task: Task, family: Family | None) -> str:
-    if said is not None:
-        return said
+def _prefix(chosen: str | None, own: dict[str, Any], task: Task, family: Family | None) -> str:
+    if chosen is not None:
+        return chosen
     prompts = own.get("prompts") or {}
     # The library writes "" for both sides if no prompt was set.
     if any(prompts.values()):

@@ -19,7 +19,7 @@ import numpy as np
 
 from forage.data.corpus_store import CorpusStore, build_store
 from forage.errors import UserError
-from forage.retrieval.store.atomic_directory import built_beside, refuse_other_contents
+from forage.retrieval.store.atomic_directory import atomic_build, refuse_other_contents
 from forage.retrieval.store.build_progress import build_progress
 from forage.retrieval.store.manifest import common_fields, hash_file, write_manifest
 from forage.retrieval.vectors.dense import FAISS_FILE, DenseManifest, dense_versions
@@ -69,9 +69,9 @@ def import_faiss(
     """
     out = out.absolute()
     refuse_other_contents(out)
-    with built_beside(out) as directory:
+    with atomic_build(out) as directory:
         path = directory / FAISS_FILE
-        _take(files, path, show_progress)
+        _link_or_join(files, path, show_progress)
         index = open_faiss(path, settings)
         encoder = open_encoder(choice, device)
         if index.dimension != encoder.dimension:
@@ -114,7 +114,7 @@ def import_faiss(
     return manifest
 
 
-def _take(files: Sequence[Path], path: Path, show_progress: bool) -> None:
+def _link_or_join(files: Sequence[Path], path: Path, show_progress: bool) -> None:
     """Puts the index at ``path``: links a single file (64 GB are not copied), joins parts."""
     absent = [file for file in files if not file.is_file()]
     if absent:

@@ -53,16 +53,16 @@ class SentenceEncoder:
         spec: EncoderSpec,
         passages: SentenceTransformer | None,
         queries: SentenceTransformer,
-        of_few: SentenceTransformer | None = None,
+        few_model: SentenceTransformer | None = None,
         num_few: int = 0,
     ) -> None:
         """``passages`` may be None if only queries are encoded; use ``open_encoder``.
 
-        ``of_few``: encodes batches of up to ``num_few`` queries.
+        ``few_model``: encodes batches of up to ``num_few`` queries.
         """
         self.spec, self.dimension = spec, spec.dimension
         self._passages, self._queries = passages, queries
-        self._of_few, self._num_few = of_few, num_few
+        self._few_model, self._num_few = few_model, num_few
         self._has_warned = False
 
     @property
@@ -71,8 +71,8 @@ class SentenceEncoder:
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [B, D]; rows may contain NaN if the model returns it (see ``bad_rows``)."""
-        is_few = self._of_few is not None and len(texts) <= self._num_few
-        model = self._of_few if is_few and self._of_few is not None else self._queries
+        is_few = self._few_model is not None and len(texts) <= self._num_few
+        model = self._few_model if is_few and self._few_model is not None else self._queries
         if not self._has_warned:
             cut = max(_tokens_cut(model, texts, self.spec.query_prefix), default=(0, 0))
             if cut[1]:

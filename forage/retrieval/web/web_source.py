@@ -212,8 +212,8 @@ class WebSource:
             return tuple(self._settings.read(json.loads(reply.body)))
         except BadReply as error:
             failure = self._sender.failure_of_reply(error)
-            said = failure.detail if failure.status else f"HTTP 200: {failure.detail}"
-            return replace(failure, detail=said)
+            detail = failure.detail if failure.status else f"HTTP 200: {failure.detail}"
+            return replace(failure, detail=detail)
         except (ValueError, RecursionError):
             return RemoteFailure(FailureKind.MALFORMED, "HTTP 200, but not JSON")
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from forage.data.corpus import format_contents, line_blocks
 from forage.data.corpus_store import CorpusStore, write_store
 from forage.errors import UserError
-from forage.retrieval.store.atomic_directory import built_beside, refuse_other_contents
+from forage.retrieval.store.atomic_directory import atomic_build, refuse_other_contents
 from forage.retrieval.store.build_progress import build_progress
 from forage.retrieval.store.manifest import (
     CommonManifest,
@@ -111,7 +111,7 @@ def build_index(
     out = out.absolute()
     refuse_other_contents(out)
     builder = BM25Builder(k1, b, language)
-    with built_beside(out) as directory:
+    with atomic_build(out) as directory:
         with (
             build_progress("reading passages", None, show_progress) as advance,
             closing(count_blocks(line_blocks(corpus), builder, advance)) as blocks,

@@ -24,7 +24,7 @@ from forage.config.tracking_config import TrackerName
 from forage.disk.whole_writes import write_whole_text
 from forage.errors import UserError, install_command
 from forage.records import TRACKERS_FILE
-from forage.remote.own_code import run_beside
+from forage.remote.own_code import make_async
 from forage.types import Episode
 
 LOG = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             try:
                 async with asyncio.timeout(_DEADLINE_S):
-                    await run_beside(send)(tracker)
+                    await make_async(send)(tracker)
             except TimeoutError:
                 LOG.warning("%s did not accept %s within %g s: skipped", name, what, _DEADLINE_S)
                 del self._trackers[name]

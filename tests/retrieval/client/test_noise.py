@@ -3,7 +3,7 @@
 import pytest
 
 from forage.config.search_config import NoiseConfig, SearchServer
-from forage.retrieval.client.noise import spoilt
+from forage.retrieval.client.noise import with_noise
 from forage.types import Hit, Passage
 
 TITLES = ["Ada Love", "Ada Stone", "Bob Love", "Rome", "Oslo", "Ada"]
@@ -11,7 +11,7 @@ HITS = tuple(Hit(Passage(f"p{i}", title, "text"), 1 / (i + 1)) for i, title in e
 
 
 def titles(query: str, **noise: float) -> list[str]:
-    found = spoilt(query, HITS, NoiseConfig.model_validate(noise), topk=3)
+    found = with_noise(query, HITS, NoiseConfig.model_validate(noise), topk=3)
     return [hit.passage.title for hit in found]
 
 
@@ -41,7 +41,9 @@ def test_dropped_passages_make_room_for_later_ones() -> None:
 def test_a_share_of_the_queries_is_concerned_and_always_the_same() -> None:
     def concerned(seed: int) -> list[bool]:
         return [
-            spoilt(f"Ada {n}", HITS, NoiseConfig(namesakes_first_share=0.5, seed=seed, pool=6), 6)
+            with_noise(
+                f"Ada {n}", HITS, NoiseConfig(namesakes_first_share=0.5, seed=seed, pool=6), 6
+            )
             != HITS
             for n in range(200)
         ]

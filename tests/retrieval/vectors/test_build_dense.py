@@ -413,10 +413,10 @@ def test_missing_packages_are_named_with_the_extra_that_brings_them(
 
 
 def test_one_build_at_a_time(texts: Path, model: Path, tmp_path: Path):
-    from forage.retrieval.store.atomic_directory import resumable_beside
+    from forage.retrieval.store.atomic_directory import resumable_build
 
     with (
-        resumable_beside(tmp_path / "i", False),
+        resumable_build(tmp_path / "i", False),
         pytest.raises(UserError, match="another process is building"),
     ):
         build(texts, tmp_path / "i", settings(model))

@@ -41,8 +41,8 @@ class Brave(WebSettings):
         checked = _BraveReply.check(reply)
         if checked.type != "search":
             error = checked.error or _BraveError()
-            said = error.detail or error.code or "no results in the reply"
-            raise BadReply(said, status=error.status)
+            reason = error.detail or error.code or "no results in the reply"
+            raise BadReply(reason, status=error.status)
         items = checked.web.results if checked.web else ()
         return results_of([item.as_item() for item in items])
 

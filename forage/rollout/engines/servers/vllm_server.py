@@ -262,7 +262,7 @@ class VllmServer:
 
 def is_unknown(method: str, failure: RemoteFailure) -> bool:
     """Whether the failure is vLLM's message that its workers have no such method."""
-    return f"Method {method!r} is not implemented" in failure.said
+    return f"Method {method!r} is not implemented" in failure.explanation
 
 
 def _first_other(theirs: Sequence[float], mine: Sequence[float]) -> tuple[float, float] | None:
