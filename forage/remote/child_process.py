@@ -1,8 +1,7 @@
 """Runs a server as a child process that ends when this process does.
 
 The child has its own process group, so Ctrl-C in the terminal reaches only this process; the kernel
-ends the child if this process is killed. The caller knows what the server serves and when it is
-ready.
+ends the child if this process is killed. The caller knows when the server is ready.
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ def make_async(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]
     """Makes ``function``, sync or async and of one argument, an async function.
 
     Each call of a sync function gets a daemon thread, so it blocks neither the loop nor the exit.
-    If ``_MAX_HUNG_THREADS`` calls have not returned, further calls raise ``TooManyHangError`` at
-    once.
+    While ``_MAX_HUNG_THREADS`` calls hang, further calls raise ``TooManyHangError`` at once.
     """
     if inspect.iscoroutinefunction(function):
         return function

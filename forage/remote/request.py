@@ -2,8 +2,7 @@
 
 Callers see no exception of the HTTP library. A reply is read up to a limit, redirects are not
 followed (the key is for this address only), and failures contain no secrets: servers repeat keys in
-error messages, HTTP libraries repeat URLs. ``retry.py`` decides when to retry; readers decide what
-a reply means.
+error messages, HTTP libraries repeat URLs. ``retry.py`` decides when to retry.
 """
 
 from __future__ import annotations

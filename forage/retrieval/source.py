@@ -43,9 +43,7 @@ class SourceError(Exception):
     """A source could not answer: a typed failure for the caller, never an empty result."""
 
     def __init__(self, reason: str, is_temporary: bool = True) -> None:
-        """``reason`` is sent to clients, so it must not contain secrets; temporary errors may be
-        retried.
-        """
+        """``reason`` is sent to clients: no secrets. A temporary error may be retried."""
         super().__init__(reason)
         self.reason = reason
         self.is_temporary = is_temporary

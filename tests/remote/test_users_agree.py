@@ -39,7 +39,7 @@ async def drops_the_connection(request: web.Request) -> web.StreamResponse:
 def assert_failed(outcome: Outcome, kind: FailureKind, said: str) -> None:
     assert outcome.has_failed
     assert outcome.kind in (kind, None)
-    assert said in outcome.explanation
+    assert said in outcome.said
 
 
 @pytest.mark.parametrize("name", USERS)
@@ -69,8 +69,8 @@ async def test_what_a_server_says_of_a_failure_may_be_shown_in_a_terminal(name: 
     """A message that clears the screen, or sets the window title, was logged unchanged."""
     with serving(replies("too busy \x1b[2J\x1b]0;mine\x07 \x9b2J", 500)) as server:
         outcome = await USERS[name](server.url)
-    assert "too busy" in outcome.explanation
-    assert outcome.explanation.isprintable()
+    assert "too busy" in outcome.said
+    assert outcome.said.isprintable()
 
 
 @pytest.mark.parametrize("name", USERS)
@@ -164,7 +164,7 @@ async def test_a_secret_that_a_server_repeats_is_not_said(name: str, status: int
     with serving(replies(echo, status)) as server:
         outcome = await USERS[name](server.url, secret)
     assert outcome.has_failed
-    assert "Geheim" not in outcome.explanation
+    assert "Geheim" not in outcome.said
 
 
 @pytest.mark.parametrize("name", USERS)

@@ -190,11 +190,9 @@ class SearchClient:
         await self._dispatcher.close()
 
     async def _reply_to(self, query: str) -> SearchReply:
-        """Joins the query if it is already in flight, otherwise queues it; waits until the
-        deadline.
+        """Joins the query to an equal one in flight or queues it; waits until the deadline.
 
-        The queue is sent in the loop's next iteration, so queries from the same iteration travel
-        together.
+        The queue is sent in the loop's next iteration: queries from one iteration travel together.
         """
         if self._is_closed:
             return _failed(FailureKind.CLOSED, "the client is closed")

@@ -2,8 +2,7 @@
 
 A failed request goes at once to another server if there is one, otherwise again to the same one
 after a pause with jitter, as long as retries and time last. A request that a server calls invalid
-is not retried: it would be invalid anywhere. The client joins and caches queries and counts
-callers.
+is not retried. The client joins and caches queries and counts callers.
 """
 
 from __future__ import annotations
@@ -232,8 +231,7 @@ class Dispatcher:
     ) -> T | RemoteFailure:
         """Sends once; returns what ``read`` makes of the reply, or a failure."""
         body = request.model_dump(exclude_none=True)
-        # Our timeout: the server searches no longer than that, and refuses at once if it is too
-        # busy.
+        # The server searches no longer than this, and refuses at once if it is too busy.
         headers = {"Prefer": f"wait={max(1, int(timeout_s))}"}
         sent = HttpRequest("POST", server.url + path, headers, body=body)
         reply = await self._sender.send(sent, timeout_s)

@@ -1,7 +1,6 @@
 """A custom search function instead of a server: ``search: {kind: function, path: module:name}``.
 
-The client calls it in place of the dispatcher and adds cache, deadline and noise. Nothing is sent
-or retried.
+The client calls it instead of the dispatcher, with cache, deadline and noise; nothing is retried.
 """
 
 from __future__ import annotations

@@ -122,8 +122,7 @@ class Servers:
     def pick(
         self, now: float, refusing: Collection[Server] = (), failed: Collection[Server] = ()
     ) -> Server | None:
-        """The server to query: never one of ``refusing``, and one of ``failed`` only as a last
-        resort.
+        """The server to query: none of ``refusing``, and one of ``failed`` only as a last resort.
 
         None if every circuit is open.
         """
@@ -153,9 +152,7 @@ class Servers:
 
     @contextmanager
     def request_to(self, server: Server) -> Iterator[bool]:
-        """Counts a request in flight; yields whether it is a probe. Report its outcome to the
-        breaker.
-        """
+        """Counts a request in flight; yields whether it is a probe."""
         is_probe = server.breaker.send()
         server.num_in_flight += 1
         try:

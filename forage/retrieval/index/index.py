@@ -137,8 +137,7 @@ def _open_store(directory: Path, manifest: AnyManifest) -> CorpusStore:
 
 
 def build_backend(corpus: Path, out: Path, settings: BaseModel, vectors: DenseBuild | None) -> None:
-    """Builds the index described by ``settings`` (of ``BACKENDS``) in ``out``; raises
-    ``UserError``.
+    """Builds the index that ``settings`` describe in ``out``; raises ``UserError``.
 
     ``vectors``: how passages are encoded; None for an index of words.
     """

@@ -81,8 +81,7 @@ class Recorder:
         """The answers so far; writes a new file's header and removes a torn last line."""
         header = RecordingHeader(name=self.name, id=self.id, num_passages=self.num_passages)
         line = header.model_dump_json().encode() + b"\n"
-        # A new file, or one whose writer was killed during the header; any other content is
-        # someone's file.
+        # New, or its writer was killed during the header; any other content is someone's file.
         if line.startswith(begun := self._file.readline()) and begun != line:
             self._out.truncate(0)
             self._write(line)

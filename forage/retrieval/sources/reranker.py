@@ -123,8 +123,7 @@ class CrossEncoderModel:
                     trust_remote_code=trust_remote_code,
                     local_files_only=only_downloaded(model),
                     model_kwargs={"torch_dtype": dtype},
-                    # The sigmoid of some models rounds all good passages to 1, but sorting needs
-                    # differences.
+                    # Some models' sigmoid rounds all good passages to 1, which leaves no order.
                     activation_fn=nn.Identity(),
                 )
         except UserError:

@@ -54,8 +54,7 @@ def start_shards(
     """Runs the shards on the Ray cluster at ``address``; returns when all are open.
 
     They run until ``stop_shards``. ``num_cpus`` and ``num_gpus``: per shard. ``replicas``: copies
-    of each shard, which share the load. Raises ``UserError`` if there is no Ray cluster or a shard
-    does not open.
+    of each shard, which share the load. Raises ``UserError`` if Ray or a shard does not start.
     """
     if not places:
         raise UserError("no shards given; name the index directories")

@@ -55,9 +55,7 @@ class CommonManifest(Strict):
     files: dict[str, FileSum] | None = None
 
     def digest(self) -> str:
-        """Identifies the index; leaves out ``files``, which older indexes lack and which add
-        nothing.
-        """
+        """Identifies the index; leaves out ``files``, which older indexes lack."""
         return sha256(self.model_dump_json(exclude={"files"}).encode()).hexdigest()[:16]
 
 

@@ -121,9 +121,7 @@ class DenseBackend:
         settings: FaissSettings,
         vectors: VectorShards | None = None,
     ) -> None:
-        """``vectors`` rescore the candidates; raises ``UserError`` if the parts do not fit
-        together.
-        """
+        """``vectors`` rescore the candidates; raises ``UserError`` if the parts do not match."""
         if encoder.dimension != index.dimension:
             raise UserError(
                 f"the encoder {encoder.spec.model} has {encoder.dimension} dimensions, but the "

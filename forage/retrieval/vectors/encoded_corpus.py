@@ -1,8 +1,7 @@
 """Stores and encodes a corpus: the part of a build that all indexes of vectors share.
 
 Encoding a large corpus takes hours. Finished shards survive a kill, and running the same command
-again encodes the missing ones (``encoding.py``). The backend then builds its index from the
-vectors.
+again encodes the missing ones (``encoding.py``). Backends build their index from the vectors.
 """
 
 from __future__ import annotations
@@ -113,8 +112,7 @@ def encoded_corpus(
     """Yields the corpus and its vectors, in a directory that becomes ``out`` if the body succeeds.
 
     Raises ``UserError`` for an invalid corpus line, an encoder or settings that do not fit, vectors
-    with NaN (names the passages), an ``out`` with other contents, or an unfinished build with other
-    settings.
+    with NaN (names the passages), other contents in ``out``, or an unfinished build that differs.
     """
     out = out.resolve()  # follow links: the build directory must be on the same disk
     refuse_other_contents(out)

@@ -90,8 +90,7 @@ def open_faiss(path: Path, settings: FaissSettings, gpus: Sequence[int] = ()) ->
     Raises ``UserError`` for a damaged file, a FAISS build without GPU support, or a missing GPU.
     """
     faiss.omp_set_num_threads(num_cores())
-    # The first flag maps every kind of index but is missing from old versions; the second, lists
-    # only.
+    # The first flag maps every kind of index, but old versions have only the second, for lists.
     flags = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP)
     try:
         index = faiss.read_index(str(path), flags)

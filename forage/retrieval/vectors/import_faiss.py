@@ -2,8 +2,7 @@
 
 A sample of passages is encoded again and compared with the vectors in their rows. If they differ,
 other common poolings, prefixes and title formats are tried, so that the error can say what to
-change. The FAISS file is linked rather than copied (parts are joined); the corpus is copied, as in
-every index.
+change. The FAISS file is linked, not copied (parts are joined); the corpus is copied.
 """
 
 from __future__ import annotations

@@ -67,8 +67,7 @@ class ModelFiles:
                 self.model, name, revision=self._revision, local_files_only=is_alone
             )
         except OSError as error:
-            # Without a cause, the error means that the file does not exist; offline this cannot be
-            # asked.
+            # Without a cause, the error means that the file does not exist; offline, none is known.
             if is_alone or error.__cause__ is None:
                 return None
             raise UserError(

@@ -200,8 +200,7 @@ def _manifest(
         | {
             "encoder": encoded.spec,
             "collection": name,
-            # For unit vectors the cosine is the inner product; other models were trained for the
-            # latter.
+            # For unit vectors, cosine is the inner product, which other models are trained for.
             "distance": "cosine" if encoded.spec.normalise else "dot",
             "url": options.qdrant_url,
             "settings": settings,

@@ -109,8 +109,7 @@ class QdrantCollection:
     def create_or_resume(self) -> int:
         """Creates the collection if it is missing; returns the number of points it already has.
 
-        A new collection builds no graph until ``finish``: a growing one would be rebuilt many
-        times.
+        A new collection builds no graph until ``finish``, so that it is built only once.
         """
         from qdrant_client import models
 

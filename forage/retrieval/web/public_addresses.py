@@ -2,8 +2,7 @@
 
 URLs come from untrusted sources (a search provider, a redirect, a model), and this process can
 reach machines that strangers cannot. The check runs when a socket is created, on the very address
-that is then connected to, so a second DNS reply, a redirect or an unusual spelling cannot bypass
-it.
+that is then connected to, so no second DNS reply, redirect or odd spelling bypasses it.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class WebSource:
         guard: AddressGuard | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
-        """Starts the thread that sends queries; raises ``UserError`` if the key or ledger is
-        missing.
+        """Starts the thread that sends queries; raises ``UserError`` without a key or ledger.
 
         ``guard`` and ``resolver`` are for pages: what may be fetched, and how names are resolved.
         """

@@ -48,9 +48,7 @@ class AnalyzerSpec(BaseModel):
 
     @classmethod
     def of(cls, language: str) -> Self:
-        """The spec for a language with the installed packages; raises ``UserError`` if it is
-        unknown.
-        """
+        """The spec for a language with the installed packages; raises ``UserError``."""
         require_language(language)
         known = LANGUAGES.get(language)
         if known is None or known.stemmer is None:
@@ -72,9 +70,7 @@ PLAIN_SPEC = AnalyzerSpec()
 
 
 class Analyzer:
-    """Splits and stems texts as its spec says; not thread-safe, because Snowball's stemmers are
-    not.
-    """
+    """Splits and stems texts as its spec says; not thread-safe, as Snowball is not."""
 
     def __init__(self, spec: AnalyzerSpec) -> None:
         """Logs a warning if the installed stemmer's version differs from the spec's."""
@@ -120,9 +116,7 @@ class Analyzer:
         return [stems[word] for word in words]
 
     def cuts_as_ascii(self, text: str) -> bool:
-        """Whether the words of this text are simply its lower-cased runs of ASCII letters and
-        digits.
-        """
+        """Whether a text's words are simply its lower-cased runs of ASCII letters and digits."""
         return text.isascii() and self.spec.language != "tr"
 
 

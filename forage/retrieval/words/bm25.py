@@ -38,8 +38,7 @@ WORDS_FILE = "vocab.index.json"
 PARAMS_FILE = "params.index.json"
 MAXIMA_FILE = "maxima.npy"
 
-# Sums in a different order differ by about 1e-7 per term, so scores this close to the bound are
-# kept.
+# Scores this close to the bound are kept: sums in another order differ by about 1e-7 per term.
 _ROUNDING = 1e-5
 # Looking up one row in a column takes as long as adding this many entries (measured).
 _LOOK_UP_COST = 32
@@ -226,9 +225,7 @@ class Columns:
         return sum(map(len, added)) * 8 > len(self._sums)
 
     def _exact(self, terms: Sequence[int], rows: np.ndarray) -> np.ndarray:
-        """The sums of a few rows in the order of the query, so that rounding depends on nothing
-        else.
-        """
+        """The sums of a few rows in the query's order, so that rounding is reproducible."""
         scores = np.zeros(len(rows), dtype=np.float32)
         found = {term: self._look_up(term, rows) for term in set(terms)}
         for term in terms:

@@ -46,8 +46,7 @@ class BM25Builder:
     """Collects texts in the order of their rows, then writes the index."""
 
     def __init__(self, k1: float, b: float, language: str = PLAIN) -> None:
-        """``k1``, ``b``: the formula's free parameters; raises ``UserError`` if one is out of
-        range.
+        """``k1``, ``b``: the formula's parameters; raises ``UserError`` if out of range.
 
         For the language ``auto``, texts are held back until there are enough to detect it.
         """

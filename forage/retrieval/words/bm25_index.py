@@ -158,8 +158,7 @@ def cut_rows(directory: Path, rows: range, out: Path) -> None:
     """Saves in ``out`` the index of ``rows`` alone, with their scores in the whole index.
 
     An index built from those texts alone would score them by their own word counts. Needs memory
-    for one block of pairs, whatever the size of the index. The index must have been opened without
-    error.
+    for one block of pairs. The index must have been opened without error.
     """
     values = np.load(directory / VALUES_FILE, mmap_mode="r")
     pair_rows = np.load(directory / ROWS_FILE, mmap_mode="r")

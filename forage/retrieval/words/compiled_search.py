@@ -1,9 +1,8 @@
 """MaxScore in machine code, for large indexes: a faster equivalent of ``bm25.Columns``.
 
 Rows and scores are equal bit for bit; it is several times as fast and releases the interpreter
-lock. Loading the compiler takes a second, so small indexes use numpy. Unlike the numpy version, it
-looks up the leading rows in all remaining columns early: their exact sums raise the threshold for
-every other row.
+lock. Loading the compiler takes a second, so small indexes use numpy. It looks up the leading rows
+in all remaining columns early: their exact sums raise the threshold for every other row.
 """
 
 from __future__ import annotations

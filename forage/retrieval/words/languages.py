@@ -14,14 +14,12 @@ from functools import lru_cache
 
 from forage.errors import UserError
 
-# ANY splits words by script without stems or stop words; PLAIN splits at all but letters and
-# digits.
+# ANY splits by script, without stems and stop words; PLAIN at all but letters and digits.
 ANY, PLAIN = "any", "plain"
 AUTO = "auto"
 
 _HEAD_CHARS = 500
-# Share of passages in a language for it to be the corpus's, and share in other languages for a
-# warning.
+# Minimum share of a corpus's main language, and share of other languages for a warning.
 _MAIN_SHARE, _WARN_SHARE = 0.6, 0.2
 
 

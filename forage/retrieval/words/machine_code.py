@@ -22,8 +22,7 @@ HAS_COMPILER = njit is not None
 
 
 def compiled(function: Callable[P, T], **options: Any) -> Callable[P, T]:
-    """Compiles a function at its first call and caches the code on disk; releases the interpreter
-    lock.
+    """Compiles a function at its first call and caches the code on disk; releases the GIL.
 
     If no cache folder is writable, each process compiles again. ``options`` are numba's. Without
     numba, a call raises ``ModuleNotFoundError``.

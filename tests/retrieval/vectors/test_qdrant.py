@@ -290,7 +290,7 @@ def test_upserts_are_tried_again_while_the_server_is_away(
     collection.add(0, VECTORS_BD[:10])
     assert collection.count() == 10
     assert len(fake.requests(proto.UpsertPoints)) == 3
-    assert "trying again" in caplog.text
+    assert "retrying in" in caplog.text
     collection.close()
 
 

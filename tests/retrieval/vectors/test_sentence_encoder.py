@@ -303,7 +303,7 @@ def test_a_missing_onnx_file_and_a_broken_one_are_errors(tmp_path: Path):
 
 def test_a_directory_without_a_model_is_named(tmp_path: Path):
     with pytest.raises(
-        UserError, match="cannot load the encoder .*: it is a directory without config.json"
+        UserError, match="cannot load the encoder .*: the directory has no config.json"
     ):
         tiny(tmp_path)
 

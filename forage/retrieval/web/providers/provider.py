@@ -21,8 +21,7 @@ from pydantic import Field, model_validator
 from forage.remote.request import Shape
 from forage.settings import Frozen
 
-# Brave refuses more than 400 characters or 50 words; Google reads 32 words and accepts requests of
-# 2,048 bytes.
+# Brave refuses over 400 characters or 50 words; Google reads 32 words and 2,048 bytes.
 _MAX_QUERY_CHARS = 400
 _MAX_QUERY_WORDS = 50
 _MAX_QUERY_BYTES = 1500
@@ -34,8 +33,7 @@ class PageSettings(Frozen):
     """How web pages are fetched, and which part of them becomes a passage.
 
     ``deadline_s``: for all pages of one search. ``passage_chars``: the part of a page around its
-    snippet. ``extraction_s`` (CPU time) and ``extraction_mb``: limits for extracting one page's
-    text.
+    snippet. ``extraction_s`` (CPU time) and ``extraction_mb``: limits for extracting one text.
     """
 
     deadline_s: float = Field(default=8.0, gt=0)
