@@ -84,24 +84,15 @@ class Encoded:
     vectors: VectorShards
 
 
-class _CorpusFile(Strict):
-    """Identifies a corpus file without reading it."""
-
-    path: str
-    num_bytes: int
-    mtime_ns: int
-
-
 class _State(Strict):
     """What the finished shards of an unfinished build depend on.
 
-    ``source`` is None if the corpus is not a regular file, or may differ from the stored copy.
+    ``source``: path, size and mtime of the corpus file. It is None if the corpus is not a regular
+    file, or may differ from the ``stored`` copy.
     """
 
-    source: _CorpusFile | None
-    num_passages: int
-    num_bytes: int
-    sha256: str
+    source: tuple[str, int, int] | None
+    stored: StoredCorpus
     encoder: EncoderSpec
 
 
@@ -208,24 +199,18 @@ def _store_corpus(
         _require_same_encoder(directory, state.encoder, spec)
         if source is not None and source == state.source:
             logger.info("resuming the unfinished build in %s", directory)
-            return StoredCorpus(state.num_passages, state.num_bytes, state.sha256)
+            return state.stored
         # The copy is about to be rewritten: until it is verified, it matches no file.
         no_source = state.model_copy(update={"source": None})
         write_whole_text(directory / _STATE_FILE, no_source.model_dump_json())
     with build_progress("reading passages", None, show_progress) as advance:
         stored = build_store(corpus, directory, lambda _: advance(1))
-    if state is not None and stored.sha256 != state.sha256:
+    if state is not None and stored.sha256 != state.stored.sha256:
         raise UserError(
             f"{directory} contains an unfinished build of another corpus; give --restart to start "
             "over"
         )
-    state = _State(
-        source=source,
-        num_passages=stored.num_passages,
-        num_bytes=stored.num_bytes,
-        sha256=stored.sha256,
-        encoder=spec,
-    )
+    state = _State(source=source, stored=stored, encoder=spec)
     write_whole_text(directory / _STATE_FILE, state.model_dump_json())
     return stored
 
@@ -241,13 +226,11 @@ def _require_same_encoder(directory: Path, before: EncoderSpec, now: EncoderSpec
         )
 
 
-def _look_at(corpus: Path) -> _CorpusFile | None:
+def _look_at(corpus: Path) -> tuple[str, int, int] | None:
     if not corpus.is_file():
         return None
     found = corpus.stat()
-    return _CorpusFile(
-        path=str(corpus.absolute()), num_bytes=found.st_size, mtime_ns=found.st_mtime_ns
-    )
+    return str(corpus.absolute()), found.st_size, found.st_mtime_ns
 
 
 def _read_state(directory: Path) -> _State | None:

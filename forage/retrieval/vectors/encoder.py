@@ -234,7 +234,7 @@ def settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:
         fingerprint=files.fingerprint(),
         query_model=choice.query_model or question_encoder_of(choice.model),
         query_revision=choice.query_revision,
-        pooling=_first(choice.pooling, None if modules or not family else family.pooling, "own"),
+        pooling=choice.pooling or (family.pooling if family and not modules else "own"),
         query_prefix=_prefix(choice.query_prefix, own, "query", family),
         passage_prefix=_prefix(choice.passage_prefix, own, "document", family),
         passage_template=template,
@@ -245,10 +245,6 @@ def settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:
         onnx_file=choice.onnx_file,
         trust_remote_code=choice.trust_remote_code,
     )
-
-
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
 
 
 def _prefix(chosen: str | None, own: dict[str, Any], task: Task, family: Family | None) -> str:

@@ -118,7 +118,6 @@ class WebPages:
         resolver: AbstractResolver | None = None,
     ) -> None:
         self._thread = LoopThread("web-pages")
-        self._is_closed = False
         try:
             reader = PageReader.open(settings or PageSettings(), guard, resolver)
             self._reader = self._thread.run(reader)
@@ -155,8 +154,7 @@ class WebPages:
 
     def close(self) -> None:
         """Cancels reads in progress; may be called again."""
-        if not self._is_closed:
-            self._is_closed = True
+        if self._thread.is_running:
             self._thread.run(self._reader.close())
             self._thread.close()
 

@@ -68,7 +68,6 @@ class WebSource:
         # A query that arrives when a pause begins must still be sent before its deadline.
         self._longest_pause_s = settings.deadline_s - settings.timeout_s
         self._sender = HttpSender(settings.max_concurrent, _MAX_REPLY_BYTES, secrets=[key])
-        self._is_closed = False
         self._thread = LoopThread(f"web-{settings.provider}")
         try:
             self._reader = self._thread.run(self._open_reader(guard, resolver))
@@ -92,12 +91,10 @@ class WebSource:
 
     def close(self) -> None:
         """Ends the thread and its connections; may be called again."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._thread.run(self._disconnect())
-        self._thread.close()
-        logger.info("%s: %.4f USD spent", self.name, self.spent_usd)
+        if self._thread.is_running:
+            self._thread.run(self._disconnect())
+            self._thread.close()
+            logger.info("%s: %.4f USD spent", self.name, self.spent_usd)
 
     async def _open_reader(
         self, guard: AddressGuard | None, resolver: AbstractResolver | None

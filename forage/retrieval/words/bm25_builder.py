@@ -19,15 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forage.errors import UserError
+from forage.retrieval.words import bm25
 from forage.retrieval.words.analyzer import Analyzer, AnalyzerSpec
-from forage.retrieval.words.bm25 import (
-    MAXIMA_FILE,
-    PARAMS_FILE,
-    ROWS_FILE,
-    STARTS_FILE,
-    VALUES_FILE,
-    WORDS_FILE,
-)
 from forage.retrieval.words.languages import AUTO, PLAIN, main_language
 
 if TYPE_CHECKING:
@@ -101,9 +94,8 @@ class BM25Builder:
 
     def _count(self) -> None:
         """Counts the words of the texts held back."""
-        from forage.retrieval.words.word_counts import (
-            count_words,
-        )  # compiles code, which only building should pay for
+        # Compiles code, which only building should pay for.
+        from forage.retrieval.words.word_counts import count_words
 
         if self._texts or not self._blocks:
             analyzer = self._chosen()
@@ -140,12 +132,12 @@ class BM25Builder:
                 pairs = block.ends_D, block.terms_P, block.counts_P
                 score_pairs(*pairs, first_row, block_norms, idf, heads, rows, scores)
                 first_row += len(block.ends_D)
-        np.save(directory / VALUES_FILE, scores)
-        np.save(directory / ROWS_FILE, rows)
-        np.save(directory / STARTS_FILE, starts)
-        np.save(directory / MAXIMA_FILE, maxima(scores, starts))
+        np.save(directory / bm25.VALUES_FILE, scores)
+        np.save(directory / bm25.ROWS_FILE, rows)
+        np.save(directory / bm25.STARTS_FILE, starts)
+        np.save(directory / bm25.MAXIMA_FILE, maxima(scores, starts))
         numbers = json.dumps(self._numbers, ensure_ascii=False)
-        (directory / WORDS_FILE).write_text(numbers, encoding="utf-8")
+        (directory / bm25.WORDS_FILE).write_text(numbers, encoding="utf-8")
         self._write_params(directory, len(lengths))
 
     def _norms(self, lengths_N: np.ndarray) -> np.ndarray:
@@ -168,7 +160,7 @@ class BM25Builder:
             "version": version("bm25s"),
             "backend": "numpy",
         }
-        (directory / PARAMS_FILE).write_text(json.dumps(params, indent=4), encoding="utf-8")
+        (directory / bm25.PARAMS_FILE).write_text(json.dumps(params, indent=4), encoding="utf-8")
 
 
 def _idf(dfs_V: np.ndarray, num_texts: int) -> np.ndarray:

@@ -22,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from forage.data.corpus import format_contents, line_blocks
 from forage.data.corpus_store import CorpusStore, write_store
-from forage.errors import UserError
 from forage.retrieval.store.atomic_directory import atomic_build, refuse_other_contents
 from forage.retrieval.store.build_progress import build_progress
 from forage.retrieval.store.manifest import (
@@ -31,16 +30,8 @@ from forage.retrieval.store.manifest import (
     require_same,
     write_manifest,
 )
+from forage.retrieval.words import bm25
 from forage.retrieval.words.analyzer import PLAIN_SPEC, AnalyzerSpec
-from forage.retrieval.words.bm25 import (
-    BM25,
-    MAXIMA_FILE,
-    PARAMS_FILE,
-    ROWS_FILE,
-    STARTS_FILE,
-    VALUES_FILE,
-    WORDS_FILE,
-)
 from forage.retrieval.words.bm25_builder import MAX_K1, BM25Builder, maxima
 from forage.retrieval.words.languages import AUTO, PLAIN, misfit
 
@@ -88,7 +79,6 @@ class BM25Manifest(CommonManifest):
 def build_index(
     corpus: Path,
     out: Path,
-    backend: str = "bm25",
     k1: float = 0.9,
     b: float = 0.4,
     language: str = PLAIN,
@@ -98,15 +88,10 @@ def build_index(
 
     The defaults of ``k1`` and ``b`` are those of published BM25 runs (Pyserini). ``language`` is
     one of ``forage.retrieval.words.languages.CHOICES``. Raises ``UserError`` for an invalid corpus
-    line, another backend or language, or if ``out`` contains something else.
+    line, an unknown language, or an ``out`` with other contents.
     """
-    if backend != "bm25":
-        raise UserError(
-            f"unknown backend {backend!r}; available: bm25 (vectors: build_dense_index)"
-        )
-    from forage.retrieval.words.count_processes import (
-        count_blocks,
-    )  # compiles code, which only building should pay for
+    # Compiles code, which only building should pay for.
+    from forage.retrieval.words.count_processes import count_blocks
 
     out = out.absolute()
     refuse_other_contents(out)
@@ -147,11 +132,11 @@ def _compared_rows(num_rows: int) -> range:
     return range(0, num_rows, step)
 
 
-def open_bm25(directory: Path, manifest: BM25Manifest) -> BM25:
+def open_bm25(directory: Path, manifest: BM25Manifest) -> bm25.BM25:
     """Opens the backend of an index directory; raises ``UserError``."""
     tokenizer = manifest.analyzer.tokenizer
     require_same(directory, "tokenizer", manifest.tokenizer, "this Forage has", tokenizer)
-    return BM25(directory, manifest.analyzer)
+    return bm25.BM25(directory, manifest.analyzer)
 
 
 def cut_rows(directory: Path, rows: range, out: Path) -> None:
@@ -160,15 +145,15 @@ def cut_rows(directory: Path, rows: range, out: Path) -> None:
     An index built from those texts alone would score them by their own word counts. Needs memory
     for one block of pairs. The index must have been opened without error.
     """
-    values = np.load(directory / VALUES_FILE, mmap_mode="r")
-    pair_rows = np.load(directory / ROWS_FILE, mmap_mode="r")
-    starts = np.load(directory / STARTS_FILE)
+    values = np.load(directory / bm25.VALUES_FILE, mmap_mode="r")
+    pair_rows = np.load(directory / bm25.ROWS_FILE, mmap_mode="r")
+    starts = np.load(directory / bm25.STARTS_FILE)
     firsts = range(0, len(pair_rows), _BLOCK_PAIRS)
     blocks = [slice(first, first + _BLOCK_PAIRS) for first in firsts]
     num_kept = sum(int(_lies_in(pair_rows[block], rows).sum()) for block in blocks)
     save = np.lib.format.open_memmap
-    new_values = save(out / VALUES_FILE, "w+", values.dtype, (num_kept,))
-    new_rows = save(out / ROWS_FILE, "w+", pair_rows.dtype, (num_kept,))
+    new_values = save(out / bm25.VALUES_FILE, "w+", values.dtype, (num_kept,))
+    new_rows = save(out / bm25.ROWS_FILE, "w+", pair_rows.dtype, (num_kept,))
     new_starts = np.full_like(starts, num_kept)
     done = 0
     for block in blocks:
@@ -181,13 +166,13 @@ def cut_rows(directory: Path, rows: range, out: Path) -> None:
         new_values[done:end] = values[block][is_kept]
         new_rows[done:end] = pair_rows[block][is_kept] - rows.start
         done = end
-    np.save(out / STARTS_FILE, new_starts)
-    np.save(out / MAXIMA_FILE, maxima(new_values, new_starts))
+    np.save(out / bm25.STARTS_FILE, new_starts)
+    np.save(out / bm25.MAXIMA_FILE, maxima(new_values, new_starts))
     del new_values, new_rows
-    shutil.copyfile(directory / WORDS_FILE, out / WORDS_FILE)
-    params = json.loads((directory / PARAMS_FILE).read_text(encoding="utf-8"))
+    shutil.copyfile(directory / bm25.WORDS_FILE, out / bm25.WORDS_FILE)
+    params = json.loads((directory / bm25.PARAMS_FILE).read_text(encoding="utf-8"))
     params["num_docs"] = len(rows)
-    (out / PARAMS_FILE).write_text(json.dumps(params), encoding="utf-8")
+    (out / bm25.PARAMS_FILE).write_text(json.dumps(params), encoding="utf-8")
 
 
 def _lies_in(pair_rows: np.ndarray, rows: range) -> np.ndarray:

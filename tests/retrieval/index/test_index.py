@@ -164,11 +164,6 @@ def test_a_wrong_corpus_leaves_the_older_index_and_no_rest(corpus: Path, tmp_pat
         assert len(index) == len(PASSAGES)
 
 
-def test_an_unknown_backend_is_named(corpus: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="unknown backend 'faiss'; available: bm25"):
-        build_index(corpus, tmp_path / "index", backend="faiss", show_progress=False)
-
-
 def test_searching_loads_neither_the_builder_nor_a_web_framework(index_dir: Path):
     """Otherwise a server's startup would spend a second on bm25s and its compiler."""
     program = (

@@ -89,7 +89,7 @@ class WebSettings(Frozen):
                 f"num_results is {self.num_results}; {self.provider} returns at most "
                 f"{self.plan.max_results} per request"
             )
-        if self.mode == "snippets" and "pages" in self.model_fields_set:
+        if self.mode == "snippets" and self.pages != PageSettings():
             raise ValueError("pages.* has no effect without mode=pages; add that, or remove them")
         if self.deadline_s < self.timeout_s:
             raise ValueError(
