@@ -74,9 +74,9 @@ LINE_BUDGETS = {
     "evaluation": 3_110,
     "models": 525,
     "plan": 1_930,
-    "remote": 1_390,
+    "remote": 1_385,
     # Indexes of words without numba: plain_counts.py, and the choice between the two.
-    "retrieval": 12_930,
+    "retrieval": 12_885,
     "rewards": 1_210,
     "rollout": 6_975,
     # The rules about who may save a run when moved to savepoints.py, from two files above it.

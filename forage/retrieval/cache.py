@@ -16,7 +16,7 @@ CACHE_BYTES = 256 * 2**20
 
 
 class LruCache(Generic[K, V]):
-    """Keeps the most recently used values, up to a number of them and up to their memory."""
+    """Keeps the most recently used values, limited in number and in memory."""
 
     def __init__(self, max_values: float, max_bytes: int = CACHE_BYTES) -> None:
         """0 of either keeps nothing."""

@@ -61,7 +61,7 @@ class RerankSettings(Strict):
 
 
 class LuceneSettings(Strict):
-    """The parameters of Lucene's BM25, which apply when an index is searched."""
+    """The parameters of Lucene's BM25, which apply to searches rather than to the index."""
 
     k1: float = Field(default=0.9, ge=0)
     b: float = Field(default=0.4, ge=0, le=1)

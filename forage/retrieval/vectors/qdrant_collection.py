@@ -271,7 +271,7 @@ class QdrantCollection:
 
 
 def require_qdrant(url: str | None) -> None:
-    """Raises if the client is not installed or the server is unreachable: before hours of work."""
+    """Raises if the client is missing or the server unreachable, before passages are encoded."""
     from qdrant_client import QdrantClient  # noqa: F401 # is it installed?
 
     if url is not None:

@@ -27,7 +27,7 @@ _DIGEST_CHARS = 16
 
 
 class ShardLayout(Strict):
-    """Number, size and data type of the vectors, and how many form a (full) shard."""
+    """Number, size and data type of the vectors, and the number of rows in a full shard."""
 
     num_rows: int = Field(ge=1)
     dimension: int = Field(ge=1)

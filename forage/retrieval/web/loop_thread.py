@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for sources that wait for many replies at once."""
+"""Runs an event loop in its own thread, for sources that wait for many replies at once."""
 
 from __future__ import annotations
 
