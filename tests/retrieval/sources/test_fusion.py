@@ -164,7 +164,7 @@ def test_two_corpora_whose_ids_collide_are_refused():
 @pytest.mark.parametrize(
     ("number", "settings", "complaint"),
     [
-        (1, {}, "1 source given"),
+        (1, {}, "two or more sources, but got 1"),
         (2, {"depth": 0}, "depth is 0"),
         (2, {"k": -1}, "k is -1"),
     ],

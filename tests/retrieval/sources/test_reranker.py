@@ -136,7 +136,7 @@ def test_the_depth_changes_what_is_found_and_the_id():
 
 def test_a_score_that_is_not_a_number_is_an_error():
     source = Reranked(Listed(lambda _: "ab"), CountLetters())
-    with pytest.raises(SourceError, match="letters gave nan for 2 of 3 passages") as error:
+    with pytest.raises(SourceError, match="letters returned nan for 2 of 3 passages") as error:
         Reranked(Listed(lambda q: "ab" if q == "nan" else "c"), CountLetters()).search(
             ["nan", "a"], 1
         )
