@@ -197,7 +197,7 @@ def test_a_damaged_index_without_checksums_is_told(tmp_path: Path):
     other = write(tmp_path / "q.jsonl", page("a"))
     open_pages(other).close()
     offsets.write_bytes((other.with_name("q.jsonl.index") / "offsets.npy").read_bytes())
-    with pytest.raises(UserError, match="holds 2 addresses and 1 offsets"):
+    with pytest.raises(UserError, match="has 2 URLs and 1 offsets"):
         open_pages(path)
 
 
