@@ -42,8 +42,8 @@ from forage.rollout.engines.servers.weight_sender import WeightSender  # noqa: E
 from forage.rollout.engines.torch.stopping import StopTable  # noqa: E402
 from forage.rollout.engines.torch.torch_engine import TorchEngine  # noqa: E402
 from forage.training.compiled import compile_layers  # noqa: E402
+from forage.training.local_trainer import LocalTrainer  # noqa: E402
 from forage.training.model import shapes_by_name, weights_by_name  # noqa: E402
-from forage.training.trainer import Trainer  # noqa: E402
 from forage.types import Completion, Episode, Origin, Question, Sampling, Segment, Status  # noqa: E402
 
 SHAPES = {  # hidden, feed-forward, layers, heads, key-value heads, vocabulary
@@ -139,9 +139,9 @@ def new_engine(model: PreTrainedModel, num_slots: int, max_tokens: int) -> Torch
     return TorchEngine(model, StopTable([b"?"] * vocabulary), settings, max_tokens)
 
 
-def new_trainer(model: PreTrainedModel) -> Trainer:
+def new_trainer(model: PreTrainedModel) -> LocalTrainer:
     settings = TrainerConfig(max_tokens_per_micro_batch=micro_batch_tokens(model))
-    return Trainer(model, settings, AlgorithmConfig(decoupled=True), 1.0)
+    return LocalTrainer(model, settings, AlgorithmConfig(decoupled=True), 1.0)
 
 
 def micro_batch_tokens(model: PreTrainedModel) -> int:

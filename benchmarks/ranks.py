@@ -32,7 +32,7 @@ from forage.config.run_config import build_config
 from forage.publish import SenderOfRanks
 from forage.training.checkpoints.checkpoint import RunState, begin_checkpoint, load_checkpoint
 from forage.training.model import new_tokenizer, save_model
-from forage.training.ranks.trainer_ranks import TrainerRanks, open_trainer
+from forage.training.trainer import Trainer, open_trainer
 from forage.types import Episode, Origin, Question, Segment, Status
 
 PROMPT = 16
@@ -133,7 +133,6 @@ def measure(args: argparse.Namespace) -> None:
     with timed("start"):
         trainer = open_trainer(build_config(tree))
     with closing(trainer):
-        assert isinstance(trainer, TrainerRanks)
         learn = _learning(trainer, args.tokens, len(tokenizer))
         with timed("a step"):
             learn()
@@ -151,7 +150,7 @@ def measure(args: argparse.Namespace) -> None:
             load_checkpoint(checkpoint, trainer)
 
 
-def _learning(trainer: TrainerRanks, num_tokens: int, num_ids: int) -> Callable[[], None]:
+def _learning(trainer: Trainer, num_tokens: int, num_ids: int) -> Callable[[], None]:
     batches, _ = trainer.pack(credited_of(num_tokens, num_ids))
 
     def learn() -> None:
@@ -160,8 +159,8 @@ def _learning(trainer: TrainerRanks, num_tokens: int, num_ids: int) -> Callable[
     return learn
 
 
-def _publish_twice(trainer: TrainerRanks) -> None:
-    with publishing(SenderOfRanks(trainer), torch.device("cpu")) as (publish, _):
+def _publish_twice(trainer: Trainer) -> None:
+    with publishing(SenderOfRanks(trainer.ranks), torch.device("cpu")) as (publish, _):
         for number in (1, 2):
             with timed(f"publish {number}"):
                 num_bytes = publish()

@@ -50,10 +50,11 @@ class Credited:
     @property
     def columns(self) -> dict[str, Tensor]:
         """Every column [M] by its name, extra ones included."""
-        return {name: getattr(self, name) for name in _fields_M(self)} | _extra_M(self.extra)
+        extra = {name: column for name, column in self.extra.items() if name.endswith("_M")}
+        return {name: getattr(self, name) for name in _fields_M(self)} | extra
 
     def having(self, columns: Mapping[str, Tensor]) -> Credited:
-        """The same episode with these columns; names that are not fields are extra columns."""
+        """The episode with these columns; names that are not fields are extra columns."""
         own = {name: columns[name] for name in _fields_M(self) if name in columns}
         rest = {name: column for name, column in columns.items() if name not in own}
         return replace(self, **own, extra={**self.extra, **rest})
@@ -130,10 +131,6 @@ class Tokens:
 
 def _fields_M(record: Credited | Tokens) -> list[str]:
     return [each.name for each in fields(record) if each.name.endswith("_M")]
-
-
-def _extra_M(extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: column for name, column in extra.items() if name.endswith("_M")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,9 @@ from forage.rollout.play.player import Player
 from forage.rollout.play.recorded_groups import RecordedGroups
 from forage.training.checkpoints.savepoints import Savepoints
 from forage.training.credit import Credit
+from forage.training.local_trainer import LocalTrainer
 from forage.training.model import load_tokenizer
-from forage.training.ranks.trainer_ranks import AnyTrainer, open_trainer
+from forage.training.trainer import Trainer, open_trainer
 from forage.watch.after_step import AfterStep, Watcher
 from forage.watch.collapse_guard import CollapseGuard
 from forage.watch.dashboard import Dashboard
@@ -61,7 +62,7 @@ class RunParts:
     evaluation: TrainingEvaluation
     guard: CollapseGuard
     places: LocalPlaces | RayPlaces
-    trainer: AnyTrainer
+    trainer: Trainer
     records: RunRecords
 
 
@@ -223,7 +224,8 @@ class OpenRun:
 
     async def end(self) -> None:
         """Evaluates the final weights and uploads the result, if the settings ask for it."""
-        evaluation, digest = self.parts.evaluation, self.parts.trainer.weights_digest
+        evaluation, ranks = self.parts.evaluation, self.parts.trainer.ranks
+        digest = partial(ranks.call, LocalTrainer.weights_digest)
         await self.stop.or_stop(evaluation.at_end(digest, self.savepoints.num_steps_done))
         newest = await asyncio.to_thread(self.savepoints.newest)
         await self.trackers.upload(self.parts.config.output_dir / "config.yaml", newest)

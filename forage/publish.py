@@ -43,10 +43,11 @@ from forage.rollout.engines.servers.weight_transports import (
 from forage.rollout.engines.servers.weight_update import ServerUpdates
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.checkpoints.saved_weights import write_learnt, write_merged
+from forage.training.local_trainer import LocalTrainer
 from forage.training.logprobs import TokenLogprobs, text_logprobs
 from forage.training.lora import first_columns, has_adapters
 from forage.training.model import shapes_by_name, weights_by_name
-from forage.training.ranks.trainer_ranks import AnyTrainer, TrainerRanks
+from forage.training.ranks.on_ranks import OnRanks
 from forage.training.trainer import Trainer
 
 
@@ -68,7 +69,7 @@ class Publisher(AbstractContextManager[None]):
     Entering it starts an update of the engine, which lasts until ``publish``.
     """
 
-    def __init__(self, engine: Updated, trainer: AnyTrainer) -> None:
+    def __init__(self, engine: Updated, trainer: Trainer) -> None:
         """Create it on the engine's event loop."""
         self._engine = engine
         self._trainer = trainer
@@ -102,7 +103,7 @@ async def open_sampling(
     tokenizer: PreTrainedTokenizerFast,
     model: PreTrainedModel,
     hosts: Callable[[], Sequence[ServerHost]],
-    trainer: AnyTrainer | None = None,
+    trainer: Trainer | None = None,
 ) -> AsyncIterator[tuple[Engine, Updated]]:
     """Opens a run's engine, with its servers on ``hosts``, and the target of its updates.
 
@@ -123,7 +124,7 @@ async def open_updates(
     tokenizer: PreTrainedTokenizerFast,
     engine: Engine,
     model: PreTrainedModel,
-    trainer: AnyTrainer | None = None,
+    trainer: Trainer | None = None,
 ) -> AsyncIterator[Updated]:
     """Opens the target of the engine's updates; servers that are late get the weights too.
 
@@ -139,24 +140,31 @@ async def open_updates(
     tensors = tensors_of(shapes_by_name(model))
     if settings.transfer == "group":
         dtype: torch.dtype = getattr(torch, config.placement.dtype_of_servers(config.model))
-        if isinstance(trainer, TrainerRanks):
-            sender = SenderOfRanks(trainer, dtype)
+        if trainer is not None:
+            sender = SenderOfRanks(trainer.ranks, dtype)
         else:
             sender = _sender_of(model, model.device, dtype)
         transport = GroupTransport(sender, settings.update_timeout_s)
     elif settings.transfer == "adapters" and has_adapters(model):
-        write = trainer.write_learnt if trainer is not None else partial(write_learnt, model)
+        write = partial(write_learnt, model)
+        if trainer is not None:
+            write = partial(trainer.ranks.call, LocalTrainer.write_learnt)
         columns = cache(partial(columns_of_base, model, trainer))  # they never change
         check = partial(check_base, tensors=tensors, columns=columns)
         transport = DiskTransport(write, folder, load_adapters, check)
     else:
-        write = trainer.write_merged if trainer is not None else partial(write_merged, model)
+        write = partial(write_merged, model)
+        if trainer is not None:
+            write = partial(trainer.ranks.call, LocalTrainer.write_merged)
         check = partial(check_model, tensors=tensors)
         transport = DiskTransport(write, folder, check=check)
+    logprobs_of = partial(_text_logprobs, model)
+    if trainer is not None:
+        logprobs_of = partial(trainer.ranks.call, LocalTrainer.text_logprobs)
     recomputes = settings.cache_on_update == "recompute"
     weight_check = WeightCheck(
         tokens_of_text(tokenizer, config.environment.max_tokens),
-        trainer.text_logprobs if trainer is not None else partial(_text_logprobs, model),
+        logprobs_of,
         config.placement.max_logprob_diff(config.model),
     )
     updates = ServerUpdates(
@@ -176,22 +184,15 @@ def _text_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> list[flo
         model.set_attn_implementation(before)
 
 
-def columns_of_base(model: PreTrainedModel, trainer: AnyTrainer | None) -> Columns:
+def columns_of_base(model: PreTrainedModel, trainer: Trainer | None) -> Columns:
     """First columns of the base weights, by which a server recognises its base model; blocks."""
-    if not isinstance(trainer, TrainerRanks):
+    if trainer is None:
         return first_columns(model)
-    trainer.attach(_BaseOfRank)
-    return trainer.call_attached("columns")
+    return trainer.ranks.call(_columns_of_rank)
 
 
-class _BaseOfRank:
-    """A rank's part of the base model; all ranks are called together."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._model = trainer.model
-
-    def columns(self) -> Columns:
-        return first_columns(self._model)
+def _columns_of_rank(trainer: LocalTrainer) -> Columns:
+    return first_columns(trainer.model)
 
 
 def _sender_of(
@@ -201,39 +202,39 @@ def _sender_of(
     return WeightSender(weights, device, partial(shapes_by_name, model), is_first, dtype)
 
 
-def _sender_of_rank(dtype: torch.dtype | None, trainer: Trainer) -> WeightSender:
+def _sender_of_rank(dtype: torch.dtype | None, trainer: LocalTrainer) -> WeightSender:
     """A rank's sender; only the first rank joins the group with the servers' workers."""
-    return _sender_of(trainer.model, trainer.device, dtype, is_first=dist.get_rank() == 0)
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    return _sender_of(trainer.model, trainer.device, dtype, is_first)
 
 
 class SenderOfRanks:
-    """A ``Sender`` of weights that are sharded over ranks: each call goes to all ranks."""
+    """A ``Sender`` of weights that may be sharded over ranks: each call goes to all ranks."""
 
-    def __init__(self, trainer: TrainerRanks, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, ranks: OnRanks[LocalTrainer], dtype: torch.dtype | None = None) -> None:
         """``dtype``: as for ``WeightSender``."""
-        trainer.attach(partial(_sender_of_rank, dtype))
-        self._ask = trainer.call_attached
+        self._senders = ranks.make(partial(_sender_of_rank, dtype))
 
     def tensors(self) -> Tensors:
-        return self._ask("tensors")
+        return self._senders.call(WeightSender.tensors)
 
     def gpu(self) -> list[str]:
-        return self._ask("gpu")
+        return self._senders.call(WeightSender.gpu)
 
     def open_group(self, plan: GroupPlan) -> list[JoinInfo]:
-        return self._ask("open_group", plan)
+        return self._senders.call(WeightSender.open_group, plan)
 
     def join(self) -> str | None:
-        return self._ask("join")
+        return self._senders.call(WeightSender.join)
 
     def leave(self) -> None:
-        self._ask("leave")
+        self._senders.call(WeightSender.leave)
 
     def begin(self) -> None:
-        self._ask("begin")
+        self._senders.call(WeightSender.begin)
 
     def next_bucket(self) -> Bucket | None:
-        return self._ask("next_bucket")
+        return self._senders.call(WeightSender.next_bucket)
 
     def send(self) -> str | None:
-        return self._ask("send")
+        return self._senders.call(WeightSender.send)

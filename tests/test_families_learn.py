@@ -21,11 +21,11 @@ from forage.environment.vocabulary import num_token_ids
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.rollout.play.player import Job, Player
+from forage.training.build_trainer import build_trainer
 from forage.training.checkpoints.checkpoint import RunState, begin_checkpoint, load_checkpoint
 from forage.training.credit import Credit
+from forage.training.local_trainer import LocalTrainer
 from forage.training.model import load_policy, save_model
-from forage.training.ranks.trainer_rank import build_trainer
-from forage.training.trainer import Trainer
 from forage.types import (
     ActionKind,
     Completion,
@@ -152,7 +152,7 @@ async def play_group(
     return Group(question, tuple(scored))
 
 
-def learn(trainer: Trainer, credit: Credit, group: Group) -> dict[str, float]:
+def learn(trainer: LocalTrainer, credit: Credit, group: Group) -> dict[str, float]:
     views_P, seen = trainer.prepare(credit.uncredited([group]))
     credited_P, _ = credit.credit([group], views_P, trainer.kl_coefficient)
     batch = pack(credited_P[0], 4096)
@@ -213,7 +213,9 @@ async def test_a_family_plays_and_learns_and_sampler_and_trainer_agree(
         assert_ordinary(checkpoint, name)
 
 
-def assert_resumes(checkpoint: Path, config: RunConfig, trainer: Trainer, group: Group) -> None:
+def assert_resumes(
+    checkpoint: Path, config: RunConfig, trainer: LocalTrainer, group: Group
+) -> None:
     """The step after the checkpoint, taken by another trainer, gives the same bits."""
     resumed = build_trainer(load_policy(config.model, 9), config)
     load_checkpoint(checkpoint, resumed)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from forage.publish import Publisher
-from forage.training.trainer import Trainer
+from forage.training.local_trainer import LocalTrainer
 from forage.types import EngineError
 
 
@@ -33,7 +33,7 @@ class Versioned:
 
 def publisher() -> tuple[NotingEngine, Any, Publisher]:
     engine, trainer = NotingEngine(), Versioned()
-    return engine, trainer, Publisher(engine, cast(Trainer, trainer))
+    return engine, trainer, Publisher(engine, cast(LocalTrainer, trainer))
 
 
 async def test_several_updates_of_a_step_are_one_update_of_the_engine():
@@ -78,7 +78,7 @@ async def test_an_engine_that_has_closed_says_so_to_the_trainers_thread():
             raise EngineError("the engine is closed")
             yield
 
-    weights = Publisher(ClosedEngine(), cast(Trainer, Versioned()))
+    weights = Publisher(ClosedEngine(), cast(LocalTrainer, Versioned()))
 
     def learn() -> None:
         with weights:

@@ -22,7 +22,7 @@ from forage.retrieval.serve.port import bind_port
 from forage.rewards import scorer
 from forage.train import run_training
 from forage.training.checkpoints.checkpoint import latest_checkpoint
-from forage.training.trainer import Trainer
+from forage.training.local_trainer import LocalTrainer
 from forage.types import Question, Status
 from forage.watch.after_step import AfterStep
 from forage.watch.step import TrainingStep
@@ -343,7 +343,7 @@ def test_a_bug_is_raised_and_leaves_no_thread_behind(
         case "record":
             monkeypatch.setattr(RunRecords, "write_metrics", bug)
         case "train":
-            monkeypatch.setattr(Trainer, "learn", bug)
+            monkeypatch.setattr(LocalTrainer, "learn", bug)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         run_training(make_config(tmp_path / "run"), resume=False)
     assert not [thread for thread in threading.enumerate() if thread.name == "forage-engine"]

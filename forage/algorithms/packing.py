@@ -18,7 +18,6 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 import torch
-from torch import Tensor
 
 from forage.batch import Batch, Credited, Packed, Rows, Sequences, Tokens
 from forage.types import Episode, Origin
@@ -171,12 +170,6 @@ def lay_end_to_end(sequences: Sequence[Sequence[int]]) -> Packed:
     )
 
 
-def sequence_numbers(packed: Packed) -> Tensor:
-    """Each token's sequence number within its row [N]."""
-    lengths = torch.tensor(packed.starts_S1).diff()
-    return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-
-
 def lay(credited: Sequence[Credited]) -> Rows:
     """One micro-batch of these episodes, in order; rejected tokens count as not sampled."""
     segments = [segment for each in credited for segment in each.episode.segments]
@@ -186,6 +179,7 @@ def lay(credited: Sequence[Credited]) -> Rows:
     turn_of = [number for number, turn in enumerate(turns) for _ in turn.token_ids_T]
     was_sampled = [s.origin is Origin.SAMPLED for s in segments for _ in s.token_ids_T]
     packed = lay_end_to_end([each.episode.token_ids_T for each in credited])
+    numbers_N = torch.repeat_interleave(torch.tensor(packed.starts_S1).diff())
     is_kept_M = torch.cat([each.is_kept_M for each in credited])
     is_sampled_N = torch.tensor(was_sampled, dtype=torch.bool)
     is_sampled_N[is_sampled_N.clone()] = is_kept_M
@@ -198,7 +192,7 @@ def lay(credited: Sequence[Credited]) -> Rows:
         sampler_logprobs_M=torch.tensor(logprobs, dtype=torch.float32)[is_kept_M],
         versions_M=torch.tensor(versions, dtype=torch.int64)[is_kept_M],
         turn_of_M=torch.tensor(turn_of, dtype=torch.int64)[is_kept_M],
-        sequences=Sequences(sequence_numbers(packed)[is_sampled_N], len(credited)),
+        sequences=Sequences(numbers_N[is_sampled_N], len(credited)),
         trainer_version=0,
         **{name: columns.pop(name) for name in _COLUMNS},
         extra=columns,

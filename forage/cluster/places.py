@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from forage.cluster.bundles import Bundle, bundles_of, fit, gpu_groups, nearest_fit, shares_places
 from forage.cluster.model_servers import ThisMachine
@@ -23,6 +23,8 @@ from forage.config.placement_config import RayCluster
 from forage.config.run_config import RunConfig
 from forage.errors import UserError
 from forage.training.ranks.rank_processes import RankProcesses
+
+T = TypeVar("T")
 
 LOG = logging.getLogger(__name__)
 _MIN_RESERVE_S = 5.0
@@ -86,12 +88,12 @@ class RayPlaces:
         except BaseException:
             disconnect()
             raise
-        self._ranks: RayRanks | None = None
+        self._ranks: RayRanks[Any] | None = None
         self._hosts: list[RayHost] = []
 
     def start_ranks(
-        self, num_ranks: int, make: Callable[[], object], device_type: str, timeout_s: float
-    ) -> RayRanks:
+        self, num_ranks: int, make: Callable[[], T], device_type: str, timeout_s: float
+    ) -> RayRanks[T]:
         """Starts the ranks as Ray actors; like ``RankProcesses``."""
         actors = [
             Actor(RankActor, self._group, index, self._bundles[index]) for index in range(num_ranks)

@@ -10,16 +10,21 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from forage.cluster.ray_actors import Actor, ActorLostError, OnRay, Reply, Spot, first_ready, shared
 from forage.training.ranks.rank_processes import (
+    SHARED_ERRORS,
     RankDiedError,
     RankPlace,
     answer_of,
     join_group,
     open_store,
 )
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
 
 _GRACE_S = 30.0
 
@@ -37,18 +42,18 @@ class RankActor(OnRay):
         return answer_of(work)
 
     def call(self, message: bytes) -> bytes:
-        method, arguments = pickle.loads(message)
-        return answer_of(getattr(self._made, method), *arguments)
+        method, arguments, named = pickle.loads(message)
+        return answer_of(method, self._made, *arguments, **named)
 
 
-class RayRanks:
+class RayRanks(Generic[T]):
     """A ``RankGroup`` of Ray actors; close it."""
 
     def __init__(
         self,
         actors: Sequence[Actor],
         address: str,
-        make: Callable[[], object],
+        make: Callable[[], T],
         device_type: str,
         timeout_s: float,
     ) -> None:
@@ -77,11 +82,14 @@ class RayRanks:
             replies.append(actor.ask("begin", place, made))
         self._answer(replies)
 
-    def call(self, method: str, *arguments: object) -> Any:
+    def call(
+        self, method: Callable[Concatenate[T, P], R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
         """See ``RankGroup``."""
         if not self._actors:
             raise RankDiedError("the ranks have ended")
-        message = shared(pickle.dumps((method, arguments), protocol=pickle.HIGHEST_PROTOCOL))
+        call = method, arguments, named
+        message = shared(pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL))
         return self._answer([actor.ask("call", message) for actor in self._actors])
 
     def close(self) -> None:
@@ -93,8 +101,9 @@ class RayRanks:
     def _answer(self, replies: list[Reply]) -> Any:
         """Waits for all ranks, none of which waits for another longer than its timeout."""
         waiting, first = list(replies), None
-        while waiting:
-            for reply in first_ready(waiting, None):
+        errors: list[Exception] = []
+        while waiting and (found := first_ready(waiting, _GRACE_S if errors else None)):
+            for reply in found:
                 waiting.remove(reply)
                 rank = replies.index(reply)
                 try:
@@ -102,15 +111,19 @@ class RayRanks:
                 except ActorLostError as error:
                     self.close()
                     raise RankDiedError(f"rank {rank} has died") from error
-                if not is_right:
-                    if isinstance(
-                        answer, RankDiedError
-                    ):  # the death of the other rank is reported soon
+                if isinstance(answer, SHARED_ERRORS) and not is_right:
+                    errors.append(answer)
+                elif not is_right:
+                    if isinstance(answer, RankDiedError):  # the other rank's death shows soon
                         answer = _who_died(replies, waiting) or answer
                     self.close()
                     raise answer
-                if rank == 0:
+                elif rank == 0:
                     first = answer
+        if errors:
+            if len(errors) < len(replies):
+                self.close()
+            raise errors[0]
         return first
 
 

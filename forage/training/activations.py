@@ -1,16 +1,16 @@
-"""What a micro-batch takes while it is learnt: what is kept of the forward pass, and a moment more.
+"""Estimates the memory of learning a micro-batch: kept activations, and gradients in flight.
 
-What autograd keeps of a transformer layer, as in https://arxiv.org/abs/2205.05198, section 4.1, for
-a layer with RMS norms, grouped queries and a gated feed-forward, and without dropout. Gradient
-checkpointing keeps a layer's input alone and one layer's activations at a time
+What autograd keeps of a transformer layer is as in https://arxiv.org/abs/2205.05198, section 4.1,
+for a layer with RMS norms, grouped queries and a gated feed-forward, without dropout. Gradient
+checkpointing keeps only each layer's input and one layer's activations at a time
 (https://arxiv.org/abs/1604.06174, section 3). Numbers are of the type in which ranks compute
-(``placement.trainer.compute_dtype``), else of ``model.dtype``.
+(``placement.trainer.compute_dtype``), otherwise of ``model.dtype``.
 
-A layer's backward pass begins while all that its forward pass kept is still there, and makes
-gradients beside it. Autograd frees what an operation kept once it has walked past it, so they are
-most at the product of the feed-forward: the gradients of gate, of up and of their product, of which
-the last takes the place of the product itself, and that of the layer's output. No paper counts
-them; ``tests/plan/test_backward_pass.py`` compares them with what torch allocates.
+A layer's backward pass begins while everything its forward pass kept is still in memory, and adds
+gradients to it. Autograd frees what an operation kept once it has passed it, so the peak is at the
+product in the feed-forward: the gradients of gate, up and their product (which replaces the product
+itself), and of the layer's output. No paper counts them; ``tests/plan/test_backward_pass.py``
+compares them with what torch allocates.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from forage.training.packed_attention import QUERY_BLOCK
 
 
 def activation_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> int:
-    """The most that a micro-batch takes at one moment, logits and gradients of weights left out.
+    """The peak memory of a micro-batch, without logits and the gradients of weights.
 
-    That is when the backward pass walks through its first layer (the model's last), or, without
-    checkpointing in a narrow feed-forward, when the forward pass has come to the last norm.
+    It occurs when the backward pass is in its first layer (the model's last), or, without
+    checkpointing and with a narrow feed-forward, when the forward pass reaches the last norm.
     """
     moment = _size(config) * (2 * model.intermediate_size + model.hidden_size)
     if config.model.gradient_checkpointing:
@@ -36,30 +36,30 @@ def activation_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> in
 
 
 def kept_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> int:
-    """What the forward pass over a micro-batch keeps for its backward pass, logits left out.
+    """What a micro-batch's forward pass keeps for its backward pass, without logits.
 
-    With adapters this is an upper bound: of a layer without one the input need not be kept.
+    With adapters this is an upper bound: the input of a layer without one need not be kept.
     """
     if config.model.gradient_checkpointing:
         layers = _inputs(config, model)
     else:
         layers = model.num_layers * _layer(config, model)
-    # The last norm keeps only those scaled states that predict a token, not all of them.
+    # Of the scaled states, the last norm keeps only those that predict a token.
     return num_tokens * (layers + _norm(config, model))
 
 
 def _inputs(config: RunConfig, model: ModelSize) -> int:
-    """Bytes a token of all layers' inputs."""
+    """Bytes per token of all layers' inputs."""
     return model.num_layers * _size(config) * model.hidden_size
 
 
 def _norm(config: RunConfig, model: ModelSize) -> int:
-    """Bytes a token that a norm keeps: its input in float32, normalised, and scaled."""
+    """Bytes per token that a norm keeps: its input in float32, normalised, and scaled."""
     return (4 + 2 * _size(config)) * model.hidden_size
 
 
 def _layer(config: RunConfig, model: ModelSize) -> int:
-    """Bytes a token that one layer keeps."""
+    """Bytes per token that one layer keeps."""
     numbers = _attention_numbers(config, model)
     numbers += 4 * model.intermediate_size  # gate, its SiLU, up, the product
     states = 2 * _norm(config, model) + _size(config) * numbers
@@ -71,7 +71,7 @@ def _size(config: RunConfig) -> int:
 
 
 def _adapter_activations(config: RunConfig, model: ModelSize) -> int:
-    """Bytes a token that the adapters of one block keep: what lies between their two matrices."""
+    """Bytes per token that one block's adapters keep, between their two matrices."""
     lora = config.model.lora
     if lora is None:
         return 0
@@ -85,14 +85,14 @@ def _adapter_activations(config: RunConfig, model: ModelSize) -> int:
 
 
 def _attention_numbers(config: RunConfig, model: ModelSize) -> int:
-    """Numbers a token that attention keeps: queries, keys, values, output (and scores on a CPU)."""
+    """Numbers per token that attention keeps: queries, keys, values, output; scores on a CPU."""
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if config.model.device != "cpu":  # the fused kernel keeps its output, copied once
         is_float32 = _size(config) == BYTES["float32"] and config.model.arithmetic is None
-        # In float32 each query head has keys and values of its own (``packed_attention.py``).
+        # In float32 each query head has its own copy of keys and values (``packed_attention.py``).
         return 3 * queries + 2 * (queries if is_float32 else keys)
-    # Each block of queries attends to all keys before its end: half of the square, and a rest. It
-    # copies those keys and values once for each head.
+    # Each block of queries attends to all keys before its end: a little over half of the square.
+    # It copies those keys and values once for each head.
     longest = config.environment.max_tokens
     width = (longest + QUERY_BLOCK) / 2
     copies = 2 * queries * ceil(longest / QUERY_BLOCK) * width / longest

@@ -1,8 +1,8 @@
-"""Which weights a run goes on reading from ``model.path``, by their numbers and not their place.
+"""Identifies the base weights that a resumed run reads from ``model.path`` again.
 
-A checkpoint of adapters holds no base, and a leash without a model of its own (``algorithm.kl``)
-ends at the weights that the run started with. Both are read from ``model.path`` again by a resumed
-run, where others may lie by then.
+A checkpoint of adapters holds no base, and a KL penalty without its own reference model uses the
+weights that the run started from. Both are read again on resume; by then ``model.path`` may contain
+other weights, so they are compared by value.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from forage.training.ranks.skeleton import directory_of
 
 
 def digest_of_base(config: RunConfig) -> str:
-    """``digest_of_files`` of ``model.path``; "" where the run reads it at its start alone."""
-    leash = config.algorithm.kl
-    ends_at_base = leash is not None and leash.reference is None
-    return digest_of_files(config.model.path) if config.model.lora or ends_at_base else ""
+    """``digest_of_files`` of ``model.path``; "" if a resumed run does not read it again."""
+    kl = config.algorithm.kl
+    is_reference = kl is not None and kl.reference is None
+    return digest_of_files(config.model.path) if config.model.lora or is_reference else ""
 
 
 def digest_of_files(path: str) -> str:
-    """Sixteen hexadecimal digits of a model's weights; "" where they are not in safetensors.
+    """A checksum of a model's weights (16 hexadecimal digits); "" if they are not in safetensors.
 
-    One row of each tensor is read. Adapters count with their base, which they are merged into.
+    Reads one row of each tensor. The checksum of adapters includes that of their base.
     """
-    directory = directory_of(path, may_fetch=False)  # whoever loads the model has fetched it
+    directory = directory_of(path, may_fetch=False)  # it was downloaded when the model was loaded
     if directory is None:
         return ""
     base = base_of(directory)

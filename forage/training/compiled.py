@@ -1,9 +1,9 @@
-"""Decoder layers whose single operations torch.compile fuses, for the trainer and the engine alike.
+"""Compiles decoder layers with torch.compile, which fuses operations, for trainer and engine.
 
-Between its products a layer has some thirty operations that each read and write everything once:
-on a GPU a fifth of a training step and a third of a decoded token (benchmarks/scale.md). A layer
-is compiled on its own, once for all layers, which takes seconds where a whole model takes minutes.
-Layers that compute their activations again learn as they are: torch compiles nothing in there.
+Between its matrix products a layer has some thirty operations that each read and write everything
+once: on a GPU a fifth of a training step and a third of a decoded token (benchmarks/scale.md). Each
+layer is compiled on its own, once for all layers, which takes seconds where a whole model takes
+minutes. Layers with gradient checkpointing learn uncompiled, because torch compiles nothing there.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from transformers import AttentionInterface, PreTrainedModel
 from forage.models import attention
 
 _KINDS = 64
-"""Variants of a layer that are kept: with and without gradients, and for each kind of attention."""
+"""Maximum variants of a layer: with and without gradients, for each kind of attention."""
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Have the decoder layers of ``model`` compiled at their first call; in place.
+    """Compiles the decoder layers of ``model`` at their first call, in place.
 
-    Attention stays what the caller passes: it is called between compiled parts.
+    Attention remains what the caller passes: it is called between compiled parts.
     """
     layers = getattr(model.base_model, "layers", ())
     assert isinstance(layers, nn.ModuleList), "a causal language model has its blocks in layers"
@@ -37,9 +37,9 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
 
 
 def _keeping_all(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call`` on a thread that keeps all variants: torch's limit is one of each thread.
+    """Wraps ``call`` so that all variants are kept, because torch's limit is per thread.
 
-    The engine's and the trainer's compile, and autograd's where it computes a layer again.
+    Engine, trainer and, for recomputed layers, autograd compile on different threads.
     """
 
     @wraps(call)
@@ -51,6 +51,6 @@ def _keeping_all(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_compiled(model: PreTrainedModel) -> bool:
-    """Whether ``compile_layers`` was called for it."""
+    """Whether ``compile_layers`` was called for the model."""
     layers = getattr(model.base_model, "layers", ())
     return any(layer._compiled_call_impl is not None for layer in layers)

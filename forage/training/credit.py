@@ -1,8 +1,8 @@
-"""From the scored groups of a step to an advantage for every sampled token, as the settings say.
+"""Turns the scored groups of a step into an advantage for every sampled token, as configured.
 
-Stands between the rollout and the trainer: it decides which episodes may be learnt from, reads
-their rewards, turns, and the results of the forward passes (``forward_passes.py``), and fills in
-advantages and the critic's targets. The estimator of the settings has the formula; only the running
+Stands between the rollout and the trainer: decides which episodes may be learned from, reads their
+rewards, turns and the results of the forward passes (``forward_passes.py``), and fills in the
+advantages and the critic's targets. The formula is the configured estimator's; only the running
 baseline is kept from step to step.
 """
 
@@ -29,7 +29,7 @@ from forage.types import ActionKind, Episode, Group, Question, Reward, Status, T
 
 
 class Credit:
-    """Turns what groups earned into advantages."""
+    """Computes advantages from what the episodes of groups earned."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class Credit:
         baseline: float | None = None,
     ) -> None:
         self.baseline = baseline
-        """The running baseline; None before the first step, or where none is kept."""
+        """The running baseline; None before the first step, or if the estimator keeps none."""
         self._algorithm = algorithm
         self._estimator = algorithm.advantage
         self._train_on_failed_searches = train_on_failed_searches
 
     def is_learnable(self, episode: Episode) -> bool:
-        """Whether an episode may enter the loss: nothing around the policy failed it."""
+        """Whether an episode may enter the loss: nothing outside the policy failed."""
         if episode.status is Status.ENGINE_FAILED or not episode.num_sampled_tokens:
             return False
         if episode.reward is not None and episode.reward.failure is not None:
@@ -52,11 +52,14 @@ class Credit:
         return self._train_on_failed_searches or not episode.status.is_failed_call
 
     def is_flat(self, group: Group) -> bool:
-        """Whether the group's episodes earned the same, so that it teaches nothing."""
-        return is_flat([earned.total for earned in self._earned_by_group(group)])
+        """Whether all learnable episodes of the group earned the same, so that it teaches nothing.
+
+        It ignores information gains, which are not known before the forward passes.
+        """
+        return is_flat([self._earned_by(e).total for e in group.episodes_G if self.is_learnable(e)])
 
     def uncredited(self, groups: Sequence[Group]) -> list[list[Credited]]:
-        """The learnable episodes of each group, with nothing known of them yet."""
+        """The learnable episodes of each group, with neutral columns."""
         return [
             [uncredited(episode) for episode in group.episodes_G if self.is_learnable(episode)]
             for group in groups
@@ -65,22 +68,22 @@ class Credit:
     def credit(
         self, groups: Sequence[Group], views_P: Sequence[Sequence[Credited]], kl_coefficient: float
     ) -> tuple[list[list[Credited]], dict[str, float]]:
-        """Advantages, and the critic's targets, of the learnable episodes; and metrics.
+        """Fills in advantages and the critic's targets of the learnable episodes; returns metrics.
 
-        Raises ``FloatingPointError`` where one of these is not finite.
-        ``views_P`` are those of ``uncredited``, looked at. The running baseline takes the step in.
+        ``views_P`` are those of ``uncredited`` after the forward passes. The running baseline takes
+        the step's rewards in. Raises ``FloatingPointError`` if a result is not finite.
         """
+        earned_P = [[self._earned_by(view.episode) for view in views] for views in views_P]
+        rewards_P = [[earned.total for earned in earned_G] for earned_G in earned_P]
         credited_P: list[list[Credited]] = []
-        totals: list[float] = []
         totals_P: list[list[float]] = []
-        for group, views in zip(groups, views_P, strict=True):
-            kept = [
-                self._with_gains(earned, view)
-                for earned, view in zip(self._earned_by_group(group), views, strict=True)
+        for group, views, earned_G in zip(groups, views_P, earned_P, strict=True):
+            members_G = [
+                self._with_columns(earned, view, kl_coefficient)
+                for earned, view in zip(earned_G, views, strict=True)
             ]
-            credited_P.append(self._credit_group(group, kept, views, kl_coefficient))
-            totals_P.append([earned.total for earned in kept])
-            totals += totals_P[-1]
+            credited_P.append(self._credit_group(group, members_G, views))
+            totals_P.append([earned.total for earned in members_G])
         if self._estimator.is_whitened:
             credited_P = _whitened(credited_P)
         if (factor := self._estimator.step_factor(totals_P)) != 1.0:
@@ -88,70 +91,66 @@ class Credit:
                 [replace(each, advantages_M=factor * each.advantages_M) for each in credited]
                 for credited in credited_P
             ]
-        _refuse_not_finite(credited_P)
+        _check_finite(credited_P)
+        totals = list(chain(*totals_P))
         decay = self._estimator.baseline_decay
         if decay is not None:
             self.baseline = next_baseline(self.baseline, totals, decay)
-        return credited_P, self._metrics(groups, credited_P, totals)
+        metrics = self._metrics(groups, credited_P, totals)
+        if self._estimator.needs_groups:
+            metrics["groups/flat"] = fmean(is_flat(rewards_G) for rewards_G in rewards_P)
+        return credited_P, metrics | self._estimator.metrics(rewards_P)
 
     def _credit_group(
-        self,
-        group: Group,
-        earned: Sequence[Earned],
-        views: Sequence[Credited],
-        kl_coefficient: float,
+        self, group: Group, members_G: Sequence[Earned], views: Sequence[Credited]
     ) -> list[Credited]:
-        """The episodes of a group with their credit; none where what failed is their baseline."""
+        """The group's episodes with their credit; none if the greedy episode it needs failed."""
         greedy = 0.0
         if self._estimator.plays_greedy:
-            assert group.greedy is not None, "the scheduler plays a greedy episode a question"
+            assert group.greedy is not None, "the scheduler plays a greedy episode per question"
             if not self.is_learnable(group.greedy):
                 return []
             greedy = self._earned_by(group.greedy).total
-        members_G = [
-            replace(
-                each,
-                penalties_M=self._kl_penalties(view, kl_coefficient),
-                values_M=view.values_M.tolist(),
-                columns=view.columns,
-            )
-            for each, view in zip(earned, views, strict=True)
-        ]
-        credit = self._estimator.credit(EarnedByGroup(members_G, self.baseline, greedy))
-        return [
-            replace(
-                view,
-                advantages_M=torch.tensor(each.advantages_M, dtype=torch.float32),
-                returns_M=view.returns_M
-                if each.returns_M is None
-                else torch.tensor(each.returns_M, dtype=torch.float32),
-            )
-            for view, each in zip(views, credit, strict=True)
-        ]
+        credit_G = self._estimator.credit(EarnedByGroup(members_G, self.baseline, greedy))
+        credited: list[Credited] = []
+        for view, credit in zip(views, credit_G, strict=True):
+            advantages_M = torch.tensor(credit.advantages_M, dtype=torch.float32)
+            returns_M = view.returns_M
+            if credit.returns_M is not None:
+                returns_M = torch.tensor(credit.returns_M, dtype=torch.float32)
+            credited.append(replace(view, advantages_M=advantages_M, returns_M=returns_M))
+        return credited
 
-    def _kl_penalties(self, view: Credited, kl_coefficient: float) -> list[float]:
-        """What the leash takes off the reward, a token each."""
+    def _with_columns(self, earned: Earned, view: Credited, kl_coefficient: float) -> Earned:
+        """What an episode earned, with gains, penalties and values from the forward passes."""
+        rewards_T, penalties_M = earned.rewards_T, [0.0] * len(view.old_logprobs_M)
+        if GAINS in view.extra:
+            gained = zip(rewards_T, view.extra[GAINS].tolist(), strict=True)
+            rewards_T = tuple(reward + gain for reward, gain in gained)
         kl = self._algorithm.kl
-        if kl is None or kl.place != "reward" or not kl_coefficient:
-            return [0.0] * len(view.old_logprobs_M)
-        policy_M = view.old_logprobs_M.double()
-        kl_M = kl.estimate(policy_M, view.reference_logprobs_M.double(), policy_M)
-        return (kl_coefficient * kl_M).tolist()
-
-    def _earned_by_group(self, group: Group) -> list[Earned]:
-        """What each learnable member earned."""
-        return [self._earned_by(each) for each in group.episodes_G if self.is_learnable(each)]
+        if kl is not None and kl.place == "reward" and kl_coefficient:
+            policy_M = view.old_logprobs_M.double()
+            kl_M = kl.estimate(policy_M, view.reference_logprobs_M.double(), policy_M)
+            penalties_M = (kl_coefficient * kl_M).tolist()
+        return replace(
+            earned,
+            rewards_T=rewards_T,
+            penalties_M=penalties_M,
+            values_M=view.values_M.tolist(),
+            columns=view.columns,
+        )
 
     def _earned_by(self, episode: Episode) -> Earned:
-        """What a scored episode earned: all in one where its tokens are not told apart."""
+        """What a scored episode earned: per turn if the estimator rewards turns, else in total."""
         assert episode.reward is not None, "the scheduler scores every episode"
-        lengths_T = turn_lengths(episode.segments)
-        overlong = self._algorithm.overlong
-        penalty = overlong.penalty_for(episode.num_sampled_tokens) if overlong else 0.0
-        outcome = episode.reward.value - penalty
+        outcome = episode.reward.value
+        if (overlong := self._algorithm.overlong) is not None:
+            outcome -= overlong.penalty_for(episode.num_sampled_tokens)
         turns = self._estimator
         if not isinstance(turns, TurnRewards):
-            return Earned((outcome,), (sum(lengths_T),), parts_K=self._parts(episode.reward))
+            num_tokens = sum(turn_lengths(episode.segments))
+            return Earned((outcome,), (num_tokens,), parts_K=self._parts(episode.reward))
+        lengths_T = turn_lengths(episode.segments)
         assert len(lengths_T) == len(episode.turns), "a turn is one stretch of sampled tokens"
         rewards_T = turn_rewards(
             outcome,
@@ -164,7 +163,7 @@ class Credit:
         return Earned(tuple(rewards_T), tuple(lengths_T))
 
     def _parts(self, reward: Reward) -> tuple[float, ...]:
-        """The parts that the estimator reads; raises ``UserError`` for one that is not recorded."""
+        """The reward components that the estimator reads; raises ``UserError`` if unknown."""
         names = self._estimator.reads_parts
         if unknown := [name for name in names if name not in reward.parts]:
             raise UserError(
@@ -172,13 +171,6 @@ class Credit:
                 f"have; its parts are {', '.join(reward.parts)}"
             )
         return tuple(reward.parts[name] for name in names)
-
-    def _with_gains(self, earned: Earned, view: Credited) -> Earned:
-        """What was earned plus the information gain of each turn, if that is a reward."""
-        if GAINS not in view.extra:
-            return earned
-        gained = zip(earned.rewards_T, view.extra[GAINS].tolist(), strict=True)
-        return replace(earned, rewards_T=tuple(reward + gain for reward, gain in gained))
 
     def _metrics(
         self, groups: Sequence[Group], credited_P: list[list[Credited]], totals: Sequence[float]
@@ -190,27 +182,24 @@ class Credit:
             "episodes/excluded": float(num_episodes - len(advantages)),
             "advantage/abs_mean": mean,
         }
-        if self._estimator.needs_groups:
-            metrics["groups/flat"] = fmean(self.is_flat(group) for group in groups)
         if totals:
             metrics["return/mean"] = fmean(totals)
         if self.baseline is not None:
             metrics["advantage/baseline"] = self.baseline
-        totals_P = [[each.total for each in self._earned_by_group(group)] for group in groups]
-        metrics |= self._estimator.metrics(totals_P)
         greedy = [g.greedy.reward.value for g in groups if g.greedy and g.greedy.reward]
         if greedy:
             metrics["reward/greedy_mean"] = fmean(greedy)
         return metrics
 
 
-def _refuse_not_finite(credited_P: Sequence[Sequence[Credited]]) -> None:
-    """Name the first number that would make the whole step's gradient NaN, and its question."""
+def _check_finite(credited_P: Sequence[Sequence[Credited]]) -> None:
+    """Names the first number that would make the whole step's gradient NaN, and its question."""
     for each in chain.from_iterable(credited_P):
-        for what in ("values", "returns", "advantages"):
-            if not bool(each.columns[f"{what}_M"].isfinite().all()):
+        columns = {"values": each.values_M, "returns": each.returns_M}
+        for name, column_M in (columns | {"advantages": each.advantages_M}).items():
+            if not bool(column_M.isfinite().all()):
                 raise FloatingPointError(
-                    f"the {what} of the episode of question {each.episode.question.id!r}, member "
+                    f"the {name} of the episode of question {each.episode.question.id!r}, member "
                     f"{each.episode.member}, hold NaN or infinity; nothing was learnt from it. The "
                     "estimator, reference or critic behind them has diverged, or computes in too "
                     "small a type"
@@ -230,7 +219,7 @@ def _whitened(credited_P: Sequence[Sequence[Credited]]) -> list[list[Credited]]:
 
 
 def _surfaces_gold(turn: Turn, question: Question) -> bool:
-    """Whether the turn's search showed a gold passage; where none is known, a golden answer."""
+    """Whether the turn's search showed a gold passage, or a golden answer if none is known."""
     if question.gold_passage_ids:
         return not set(turn.passage_ids_K).isdisjoint(question.gold_passage_ids)
     return shows_an_answer(turn, question.golden_answers)

@@ -1,7 +1,7 @@
-"""The critic of PPO: a model of the policy's family with a head of one number, and its optimizer.
+"""PPO's critic: a model of the policy's family with a head of one number, and its optimizer.
 
-Its value at a sampled token is the return that it expects before that token is chosen, computed at
-the position that predicts the token.
+Its value at a sampled token is the return it expects before that token is chosen, computed at the
+position that predicts the token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forage.algorithms.loss.aggregation import token_mean
 from forage.batch import Batch, Packed, Rows
 from forage.models import attention
 from forage.training.checkpoints.optimizer_states import adamw
-from forage.training.gradients import clip_gradient, gradient, means
+from forage.training.gradients import OneProcess, means
 from forage.training.logprobs import at_least_float32, hidden_before
 from forage.training.ranks.sharding import Ranks
 from forage.training.ranks.ulysses import SequenceRanks
@@ -26,7 +26,7 @@ from forage.training.skipped_updates import SkippedUpdates
 
 
 class Critic(nn.Module):
-    """A causal model without its vocabulary: hidden states, and a value head that starts at 0."""
+    """A causal model with a value head, initially 0, in place of the vocabulary head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -35,19 +35,19 @@ class Critic(nn.Module):
         assert isinstance(base, PreTrainedModel), "a causal model has a base without the head"
         self.base = base
         parameter = next(base.parameters())
-        device = torch.device("cpu") if parameter.is_meta else parameter.device  # in no file
+        device = torch.device("cpu") if parameter.is_meta else parameter.device  # no file has it
         self.head = nn.Linear(base.config.hidden_size, 1, device=device, dtype=parameter.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
         self.sequence_ranks: SequenceRanks | None = None
-        """The ranks that a row is cut over, if it is."""
+        """The ranks that share each row, if any."""
 
     def forward(self, packed: Packed, is_wanted_N: Tensor) -> Tensor:
         """The value before each wanted token [M], float32."""
         is_wanted_N = is_wanted_N.to(packed.token_ids_N.device)  # as in ``TokenLogprobs``
         hidden_MH = hidden_before(self.base, packed, is_wanted_N, self.sequence_ranks)
-        # A copy: FSDP warns of a view, which may not be changed in place.
+        # A copy, because FSDP warns about a view.
         values_M = at_least_float32(self.head(hidden_MH)[:, 0]).clone()
         if self.sequence_ranks is None:
             return values_M
@@ -62,31 +62,30 @@ class CriticTrainer:
         critic: Critic,
         config: CriticConfig,
         max_skipped_updates: int = 0,
-        ranks: Ranks | None = None,
+        process: OneProcess | Ranks | None = None,
     ) -> None:
         self.critic = critic
-        self._ranks = ranks
+        self._process = process or OneProcess()
         self.num_updates = 0
         remedy = "lower algorithm.advantage.critic.learning_rate"
         self.skipped = SkippedUpdates("the critic's", remedy, max_skipped_updates)
         self.config = config
-        is_offloaded = ranks is not None and "critic" in ranks.placement.offload
+        is_offloaded = isinstance(process, Ranks) and "critic" in process.placement.offload
         rate, decay = config.learning_rate, config.weight_decay
         self.optimizer = adamw(critic.parameters(), rate, decay, is_offloaded)
 
-    def step(self, batch: Batch, at_once: int | None = None) -> dict[str, float]:
-        """One optimizer step on the clipped squared error, mean over the batch's sampled tokens.
+    def step(self, batch: Batch) -> dict[str, float]:
+        """Takes an optimizer step on the clipped squared error, a mean over sampled tokens.
 
-        ``at_once`` is how many micro-batches a CPU learns at a time (None: one for each core).
-        It is left out where the gradient is not finite; raises as ``SkippedUpdates`` does.
+        It is skipped if the gradient is not finite; raises like ``SkippedUpdates``.
         """
         config = self.config
         rate = config.learning_rate * min(1.0, (self.num_updates + 1) / max(config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss_of = partial(self._loss, batch=batch)
-        shares = gradient(self.critic, batch.rows, loss_of, self._ranks, at_once)
-        grad_norm = clip_gradient(self.critic, config.max_grad_norm, self._ranks)
+        shares = self._process.accumulate(self.critic, batch.rows, loss_of)
+        grad_norm = self._process.clip(self.critic, config.max_grad_norm)
         is_skipped = self.skipped.is_next(grad_norm, f"its update {self.num_updates}")
         if batch.rows and not is_skipped:
             self.optimizer.step()

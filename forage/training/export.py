@@ -1,10 +1,10 @@
-"""Writes a checkpoint as a Hugging Face directory: of a run of ours, or in another's layout.
+"""Writes a checkpoint as a Hugging Face directory: a run's own, or one in another layout.
 
-One tensor is in memory at a time, and where adapters are merged these, too; a base whose files
-cannot be read so (GGUF, other adapters) is held whole. What was written is read back and compared
-with where it came from before the directory gets its name, so a directory that is there is whole
-and right. The file format of weights is that of https://huggingface.co/docs/safetensors: a header
-that says where each tensor lies, then the tensors.
+It holds one tensor in memory at a time, plus the adapters while merging them; a base whose files
+cannot be read in parts (GGUF, other adapters) is loaded whole. Everything written is read back and
+compared with its source before the directory gets its name, so an existing directory is complete
+and correct. The file format is https://huggingface.co/docs/safetensors: a header with each tensor's
+position, then the tensors.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def export_model(
     adapter_only: bool = False,
     dtype: str | None = None,
 ) -> Path:
-    """Write a checkpoint of a run as a plain Hugging Face directory; raises ``UserError``.
+    """Writes a run's checkpoint as a plain Hugging Face directory; raises ``UserError``.
 
-    Adapters are merged into their base, or with ``adapter_only`` written as they are.
+    Adapters are merged into their base; with ``adapter_only`` they are written as they are.
     """
     _refuse_contents(out)
     steps = checkpoints(run_dir)
@@ -59,13 +59,13 @@ def export_model(
     if step is not None and step not in steps:
         raise UserError(f"{run_dir} has no checkpoint of step {step}; there are {sorted(steps)}")
     source = steps[max(steps) if step is None else step]
-    with _while_it_is_there(source, run_dir):
+    with _explaining_removal(source, run_dir):
         return _export(source, run_dir, out, adapter_only, dtype)
 
 
 @contextmanager
-def _while_it_is_there(source: Path, run_dir: Path) -> Iterator[None]:
-    """An error in the block says so where the run has removed the checkpoint meanwhile."""
+def _explaining_removal(source: Path, run_dir: Path) -> Iterator[None]:
+    """Explains an error in the block if the run has removed the checkpoint during it."""
     try:
         yield
     except Exception as error:
@@ -79,7 +79,7 @@ def _while_it_is_there(source: Path, run_dir: Path) -> Iterator[None]:
 
 
 def _export(source: Path, run_dir: Path, out: Path, adapter_only: bool, dtype: str | None) -> Path:
-    """Write the checkpoint ``source``; raises ``UserError``."""
+    """Writes the checkpoint ``source``; raises ``UserError``."""
     check_manifest(source)
     has_adapters = (source / lora.ADAPTER_CONFIG).exists()
     if adapter_only and not has_adapters:
@@ -93,7 +93,7 @@ def _export(source: Path, run_dir: Path, out: Path, adapter_only: bool, dtype: s
 
 
 def _merge(source: Path, out: Path, as_run: ModelConfig, dtype: str | None) -> Path:
-    """Write the base of the run's adapters with these in it, in the type that the run had."""
+    """Writes the base with the run's adapters merged, in the run's type."""
     adapters = lora.read_adapters(source)
     base = lora.base_of(source)
     assert base is not None, "adapters were read there"
@@ -104,9 +104,9 @@ def _merge(source: Path, out: Path, as_run: ModelConfig, dtype: str | None) -> P
 
 
 def import_checkpoint(path: Path, out: Path, base: str | None, dtype: str | None = None) -> Path:
-    """Write a checkpoint in any layout that is read as a Hugging Face directory.
+    """Writes a checkpoint in any supported layout as a Hugging Face directory.
 
-    Config and tokenizer are those of ``base``, None for those that lie in the checkpoint. Raises
+    Config and tokenizer are those of ``base``; None: those in the checkpoint. Raises
     ``UserError``.
     """
     _refuse_contents(out)
@@ -117,7 +117,7 @@ def import_checkpoint(path: Path, out: Path, base: str | None, dtype: str | None
 
 
 def _convert(checkpoint: Checkpoint, out: Path, base: str | None, dtype: str | None) -> Path:
-    """Write the weights under Hugging Face's names; raises ``UserError``."""
+    """Writes the weights under Hugging Face's names; raises ``UserError``."""
     path = checkpoint.path
     if base is None and checkpoint.config_dir is None:
         raise UserError(
@@ -129,7 +129,7 @@ def _convert(checkpoint: Checkpoint, out: Path, base: str | None, dtype: str | N
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:  # those of the hub's packages have no common base
+    except Exception as error:  # errors of the hub's packages have no common base
         raise UserError(f"{source} holds no config of a known model ({error})") from error
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
@@ -146,7 +146,7 @@ def _convert(checkpoint: Checkpoint, out: Path, base: str | None, dtype: str | N
 
 
 def _check(weights: Weights, shapes: Mapping[str, Shape], model: str) -> None:
-    """Refuse weights that are not those of the model; raises ``UserError``."""
+    """Raises ``UserError`` if names or shapes are not those of the model."""
     if missing := sorted(shapes.keys() - weights.keys()):
         raise UserError(f"the checkpoint lacks {some(missing)}, which {model} has")
     if unexpected := sorted(weights.keys() - shapes.keys()):
@@ -164,9 +164,9 @@ def _write(
     dtype: str | None,
     trained: Path,
 ) -> Path:
-    """A model's directory, with the tokenizer of ``source``; raises ``UserError``.
+    """Writes a model's directory, with the tokenizer of ``source``; raises ``UserError``.
 
-    What the model of ``trained`` was trained with is passed on.
+    It passes on what the model of ``trained`` was trained with.
     """
     tokenizer = load_tokenizer(ModelConfig(path=source), "the model")
     refuse_too_few_rows(num_token_ids(tokenizer), config.vocab_size, source)
@@ -196,7 +196,7 @@ def _write(
 
 
 def _write_adapters(source: Path, out: Path) -> Path:
-    """The adapters as they are, with the tokenizer."""
+    """Writes the adapters as they are, with the tokenizer."""
     tokenizer = load_tokenizer(ModelConfig(path=str(source)), "the model")
     with whole_folder(out) as directory:
         tokenizer.save_pretrained(directory)
@@ -213,7 +213,7 @@ def _write_adapters(source: Path, out: Path) -> Path:
 
 
 def write_safetensors(path: Path, weights: Weights) -> None:
-    """Write tensors one after another; only one is in memory."""
+    """Writes tensors one after another; only one is in memory."""
     for name, stored in weights.items():
         if stored.dtype not in DTYPE_NAMES:
             raise UserError(f"{name} is of the type {stored.dtype}; give --dtype bfloat16")
@@ -225,7 +225,7 @@ def write_safetensors(path: Path, weights: Weights) -> None:
 
 
 def _compare(written: Weights, held: Weights, directory: Path) -> None:
-    """Raise ``UserError`` where what was written reads back as other than it came from."""
+    """Raises ``UserError`` if what was written reads back differently."""
     if written.keys() != held.keys():
         raise UserError(f"{directory} does not read back with the names that were written")
     for name in held:
@@ -238,7 +238,7 @@ def _compare(written: Weights, held: Weights, directory: Path) -> None:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Compared as bytes, NaN is equal to itself."""
+    """The tensor as bytes, in which NaN equals itself."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 

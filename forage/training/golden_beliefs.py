@@ -1,7 +1,7 @@
-"""Asks the policy how likely the golden answer is at the points where tools were called.
+"""Measures how likely the policy finds the golden answer, before and after each tool call.
 
-What is asked are sequences of their own, looked at without gradients and thrown away: no token of
-a golden answer is in a transcript, a record or a batch. Only log-probabilities leave this file.
+It scores separate sequences without gradients and discards them: no token of a golden answer enters
+a transcript, a record or a batch. Only log-probabilities leave this file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from forage.environment.codec import Codec
 from forage.types import ActionKind, Episode, Origin, Segment
 
 SEQUENCES_AT_ONCE = 2048
-"""Sequences that are laid out at a time."""
+"""Maximum sequences scored at a time."""
 
 Ask = Callable[[Sequence[Credited]], list[Tensor]]
-"""The policy's log-probabilities of the sampled tokens of episodes, an [M] each."""
+"""Returns the policy's log-probabilities [M] of each episode's sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenBeliefs:
-    """How the golden answer is written where the policy might give one, and what to ask of it."""
+    """Scores golden answers where the policy might have answered."""
 
     codec: Codec
     gain: GainBefore | GainOverOthers
@@ -41,40 +41,40 @@ class GoldenBeliefs:
     def fill_in(
         self, credited: Sequence[Credited], ask: Ask
     ) -> tuple[list[Credited], dict[str, float]]:
-        """The episodes with the gains of their turns as an extra column, and its metric."""
+        """Adds the gains of each turn as an extra column; returns a metric, too."""
         gains = self.gains([each.episode for each in credited], ask)
         gained = torch.cat([*gains, torch.zeros(0)]).sum().item()
         filled = [each.having({GAINS: own}) for each, own in zip(credited, gains, strict=True)]
         return filled, {"return/information_gain": gained / max(len(gains), 1)}
 
     def gains(self, episodes: Sequence[Episode], ask: Ask) -> list[Tensor]:
-        """What each turn of each episode gained [T]; 0 for a turn that called no tool."""
+        """The gain of each turn of each episode [T]; 0 for a turn without a tool call."""
         calls_of = with_others([calls_by_turn(each) for each in episodes], episodes, self.gain)
-        asked_of = [
-            self._asked(each, list(calls.values()))
+        sequences_of = [
+            self._sequences(each, list(calls.values()))
             for each, calls in zip(episodes, calls_of, strict=True)
         ]
-        asked = [sequence for asked in asked_of for sequence in asked]
+        sequences = [sequence for own in sequences_of for sequence in own]
         beliefs: Iterator[float] = iter(
             [
                 logprobs_M.double().mean().item()
-                for start in range(0, len(asked), SEQUENCES_AT_ONCE)
-                for logprobs_M in ask(asked[start : start + SEQUENCES_AT_ONCE])
+                for start in range(0, len(sequences), SEQUENCES_AT_ONCE)
+                for logprobs_M in ask(sequences[start : start + SEQUENCES_AT_ONCE])
             ]
         )
         gains: list[Tensor] = []
-        for each, calls, asked in zip(episodes, calls_of, asked_of, strict=True):
+        for each, calls, scored in zip(episodes, calls_of, sequences_of, strict=True):
             gains_T = torch.zeros(len(each.turns))
-            own = [next(beliefs) for _ in asked]
+            own = [next(beliefs) for _ in scored]
             if own:
                 gains_T[list(calls)] = torch.tensor(self.gain.gains(own, list(calls.values())))
             gains.append(gains_T)
         return gains
 
-    def _asked(self, episode: Episode, calls: Sequence[Observed]) -> list[Credited]:
-        """A sequence for each context, with the first golden answer in the policy's place."""
+    def _sequences(self, episode: Episode, calls: Sequence[Observed]) -> list[Credited]:
+        """One sequence per context, the policy's tokens replaced by the first golden answer."""
         golden_answers = episode.question.golden_answers
-        # The space before it is how the policy writes an answer, too.
+        # The policy also writes a space before an answer.
         golden = self.codec.encode_untrusted(f" {golden_answers[0]}") if golden_answers else []
         if not golden or not calls:
             return []
@@ -88,7 +88,7 @@ class GoldenBeliefs:
 
 
 def calls_by_turn(episode: Episode) -> dict[int, Observed]:
-    """The turns that were answered by a tool, by index, with the tokens on both sides."""
+    """The turns that called a tool, by index, with the tokens before the result and of it."""
     calls: dict[int, Observed] = {}
     before: tuple[int, ...] = ()
     turn = -1
@@ -108,9 +108,9 @@ def with_others(
     episodes: Sequence[Episode],
     gain: GainBefore | GainOverOthers,
 ) -> list[dict[int, Observed]]:
-    """The calls, each with the next observations of other questions, as many as are compared.
+    """The calls, each with the next ``num_others`` observations of other questions.
 
-    Which ones is a function of the order of the episodes; behind the last one comes the first.
+    They follow it in the order of the episodes, which wraps around.
     """
     if not gain.num_others:
         return list(calls_of)

@@ -1,9 +1,9 @@
-"""The gradient of a batch from its micro-batches: one at a time on a GPU, some at once on a CPU.
+"""Gradients and forward passes of micro-batches in one process.
 
-A small model's operations are too short to be shared between cores, so by default each core
-computes a whole micro-batch. A larger one may have fewer at once (``at_once``), which share the
-cores. Gradients are added in the order of the micro-batches, so that with a core for each the
-result does not depend on the number of cores.
+On a GPU they run one at a time. On a CPU some run at once: a small model's operations are too short
+to be shared between cores, so by default each core computes a whole micro-batch; with fewer at once
+(``at_once``) they share the cores. Gradients are added in the order of the micro-batches, so with a
+core for each the result does not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -23,23 +23,51 @@ from forage.hardware import (
     keep_freed_memory,
     num_cores,
 )
-from forage.training.ranks.sharding import Ranks
+from forage.training.micro_batches import MicroBatches
 
 T = TypeVar("T")
 
 Loss = Callable[[], tuple[Tensor, T]]
 """Computes a micro-batch's share of the loss, and a report about it."""
 _SMALL_MODEL = 10_000_000
-"""Parameters up to which what a batch frees is kept for the next one: some hundred megabytes."""
+"""Up to this many parameters, memory that a batch frees is kept for the next: some 100 MB."""
+
+
+class OneProcess:
+    """Computes batches in this process; ``Ranks`` has the same methods for one of several."""
+
+    num_data_ranks = 1
+
+    def __init__(self, sizes: MicroBatches | None = None) -> None:
+        """``sizes``: how many micro-batches run at once on a CPU; None: one for each core."""
+        self._sizes = sizes or MicroBatches(0, None)
+
+    def accumulate(
+        self, root: nn.Module, rows: Sequence[Rows], loss_of: Callable[[Rows], tuple[Tensor, T]]
+    ) -> list[tuple[float, T]]:
+        """Sets the parameters' ``grad``; returns each micro-batch's loss and report, in order."""
+        return accumulate(root, [partial(loss_of, each) for each in rows], self._sizes.at_once)
+
+    def evaluate(
+        self, root: nn.Module, rows: Sequence[Rows], run: Callable[[Rows], Tensor]
+    ) -> list[Tensor]:
+        """Results of ``run`` on each micro-batch, without gradients, on the CPU."""
+        device = next(root.parameters()).device
+        functions = [lambda each=each: run(each).cpu() for each in rows]
+        return evaluate(device, functions, self._sizes.at_once)
+
+    def clip(self, root: nn.Module, max_norm: float) -> float:
+        """Clips the gradient's norm to ``max_norm``; returns the norm before it."""
+        return nn.utils.clip_grad_norm_(root.parameters(), max_norm).item()
 
 
 def accumulate(
     model: nn.Module, losses: Sequence[Loss[T]], at_once: int | None = None
 ) -> list[tuple[float, T]]:
-    """Set the parameters' ``grad`` to the gradient of the sum of ``losses``.
+    """Sets the parameters' ``grad`` to the gradient of the sum of ``losses``.
 
-    Returns each loss's value and report, in order. Raises what a loss raises. ``at_once`` None
-    is one for each core, or one on a GPU.
+    Returns each loss's value and report, in order. Raises what a loss raises. ``at_once`` None:
+    one for each core, or one on a GPU.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:
@@ -68,36 +96,13 @@ def accumulate(
     return results
 
 
-def gradient(
-    root: nn.Module,
-    rows: Sequence[Rows],
-    loss_of: Callable[[Rows], tuple[Tensor, T]],
-    ranks: Ranks | None,
-    at_once: int | None = None,
-) -> list[tuple[float, T]]:
-    """Set the parameters' ``grad`` to that of the micro-batches' sum, in one process or in ranks.
-
-    Returns each micro-batch's value and report, in order.
-    """
-    if ranks is not None:
-        return ranks.accumulate(root, rows, loss_of)
-    return accumulate(root, [partial(loss_of, each) for each in rows], at_once)
-
-
-def clip_gradient(root: nn.Module, max_norm: float, ranks: Ranks | None) -> float:
-    """Scale the gradient to ``max_norm`` at most; returns its norm before, over all ranks."""
-    if ranks is not None:
-        return ranks.clip(root, max_norm)
-    return nn.utils.clip_grad_norm_(root.parameters(), max_norm).item()
-
-
 def evaluate(
     device: torch.device, functions: Sequence[Callable[[], T]], at_once: int | None = None
 ) -> list[T]:
-    """The value of each function, without gradients, in order. Raises what a function raises."""
+    """Values of the functions, without gradients, in order. Raises what a function raises."""
 
     def run(function: Callable[[], T]) -> T:
-        with torch.no_grad():  # a setting of this thread alone
+        with torch.no_grad():  # a setting per thread
             return function()
 
     if device.type != "cpu":
@@ -107,7 +112,7 @@ def evaluate(
 
 
 def means(reports: Sequence[Mapping[str, Tensor]], num_tokens: int) -> dict[str, float]:
-    """Means over the batch's tokens of what each micro-batch reports about its own [M]."""
+    """Means over the batch's tokens of the values [M] that each micro-batch reports."""
     totals: dict[str, float] = {}
     for report in reports:
         for name, values_M in report.items():
@@ -116,17 +121,14 @@ def means(reports: Sequence[Mapping[str, Tensor]], num_tokens: int) -> dict[str,
 
 
 def _added(loss_of: Loss[T]) -> tuple[float, T]:
-    """Add the gradient of one loss to the parameters' ``grad``; returns its value and report.
-
-    Each parameter's share is let go of once it is added: there is no second set of gradients.
-    """
+    """Adds one loss's gradient to ``grad``, without a second set of gradients in memory."""
     loss, report = loss_of()
     loss.backward()
     return loss.item(), report
 
 
 def _pool(at_once: int | None) -> ThreadPoolExecutor:
-    """As many threads as micro-batches are learnt at once, each with its share of the cores."""
+    """A thread per micro-batch at once, each with its share of the cores."""
     at_once = at_once or num_cores()
     share = max(1, num_cores() // at_once)
     return ThreadPoolExecutor(at_once, initializer=compute_with, initargs=(share,))

@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens, without ever holding all logits.
+"""Computes log-probabilities of given tokens without ever holding all logits.
 
-The head is applied to a chunk of positions at a time and recomputed in the backward pass, so
+The head is applied to one chunk of positions at a time and recomputed in the backward pass, so
 memory is a chunk times the vocabulary, whatever the batch.
 """
 
@@ -23,15 +23,15 @@ from forage.training.packed_attention import PackedAttend
 from forage.training.ranks.ulysses import SequenceRanks
 
 LOGITS_PER_CHUNK = 1 << 22
-"""Logits held at a time (16 MB in float32)."""
+"""Maximum logits held at a time (16 MB in float32)."""
 GPU_LOGITS_PER_CHUNK = 1 << 26
-"""The same on a GPU (0.3 GB), which with smaller products spent half a training step on them."""
+"""The same on a GPU (0.3 GB); with smaller chunks they took half of a training step."""
 
 BACKEND = "inductor"
-"""What compiles the operations on logits, where a model's layers are compiled."""
+"""The compiler of operations on logits, if the model's layers are compiled."""
 
 Summary = Callable[[Tensor], Tensor]
-"""A number [C] of each position's distribution, from its log-probabilities [C, V]."""
+"""A number per position [C] of its distribution, from log-probabilities [C, V]."""
 
 
 def entropy(logprobs_CV: Tensor) -> Tensor:
@@ -40,18 +40,18 @@ def entropy(logprobs_CV: Tensor) -> Tensor:
 
 
 class TokenLogprobs(nn.Module):
-    """A causal model whose forward is ``token_logprobs``: the body and the head in one call.
+    """A causal model whose forward is ``token_logprobs``: body and head in one call.
 
-    A model that is cut over ranks gathers its weights around the forward of its root alone.
+    A sharded model gathers its weights only around the forward of its root.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
         self.sequence_ranks: SequenceRanks | None = None
-        """The ranks that a row is cut over, if it is."""
+        """The ranks that share each row, if any."""
         self.compute = token_logprobs
-        """What the forward computes; a check puts transformers' own in its place."""
+        """The function that forward calls; a check replaces it by transformers' own forward."""
 
     def forward(
         self,
@@ -61,7 +61,7 @@ class TokenLogprobs(nn.Module):
         has_entropy_gradient: bool = False,
         summary: Summary = entropy,
     ) -> tuple[Tensor, Tensor]:
-        # FSDP moves the tensors among a root's arguments to its GPU, and none inside of ``packed``.
+        # FSDP moves a root's tensor arguments to its GPU, but not those inside ``packed``.
         is_wanted_N = is_wanted_N.to(packed.token_ids_N.device)
         return self.compute(
             self.model,
@@ -76,7 +76,7 @@ class TokenLogprobs(nn.Module):
 
 @torch.no_grad()
 def text_logprobs(policy: TokenLogprobs, token_ids: Sequence[int]) -> list[float]:
-    """The log-probability of each token of a text but the first; ranks call this together."""
+    """Log-probabilities of all but a text's first token; ranks call this together."""
     is_wanted_N = torch.ones(len(token_ids), dtype=torch.bool)
     is_wanted_N[0] = False
     values_M, _ = policy(lay_end_to_end([token_ids]), is_wanted_N, temperature=1.0)
@@ -94,10 +94,10 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy (nats) of each wanted token: [M] and [M], in order.
 
-    Another ``summary`` of each token's distribution takes the entropy's place.
+    Another ``summary`` of each token's distribution may replace the entropy.
 
     ``is_wanted_N`` marks tokens of ``packed``; a token is predicted at the position before it, so
-    the first token of a sequence cannot be wanted. Temperature 0 stands for 1. The entropy has a
+    the first token of a sequence cannot be wanted. Temperature 0 means 1. The entropy has a
     gradient only with ``has_entropy_gradient``, because that costs memory.
     """
     hidden_MH = hidden_before(model, packed, is_wanted_N, sequence_ranks)
@@ -124,9 +124,9 @@ def hidden_before(
     is_wanted_N: Tensor,
     sequence_ranks: SequenceRanks | None = None,
 ) -> Tensor:
-    """The hidden states [M, H] from which the wanted tokens are predicted.
+    """The hidden states [M, H] that predict the wanted tokens.
 
-    Where a row is cut over ranks: those of this rank's stretch alone [m, H].
+    If ranks share rows: only those of this rank's stretch [m, H].
     """
     wanted_M = is_wanted_N.nonzero()[:, 0]
     assert not bool((packed.positions_N[wanted_M] == 0).any()), "no token predicts a first token"
@@ -155,12 +155,12 @@ def hidden_states(
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """``values`` in float32; float64, in which tests compute, stays."""
+    """``values`` in float32, or in float64 if they already are (in tests)."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def logits_per_chunk(device_type: str) -> int:
-    """Logits that are held at a time on a device of this type."""
+    """Maximum logits held at a time on a device of this type."""
     return LOGITS_PER_CHUNK if device_type == "cpu" else GPU_LOGITS_PER_CHUNK
 
 
@@ -176,7 +176,7 @@ def _of_logits(
 
 @cache
 def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    """``_of_logits`` in few passes over the logits, where the model's layers are compiled too."""
+    """``_of_logits`` in fewer passes over the logits."""
     return torch.compile(_of_logits, dynamic=True, backend=BACKEND)
 
 
@@ -193,7 +193,7 @@ def head_logprobs(
     assert head is not None, "a causal language model has a head"
     vocabulary = head.weight.shape[0]
     size = max(1, logits_per_chunk(hidden_MH.device.type) // vocabulary)
-    # Chunks of one size: a short last one would take a kernel with other sums than the engine's.
+    # Chunks of equal size: a short last one would use a kernel with other sums than the engine's.
     num_chunks = max(1, -(-len(hidden_MH) // size))
 
     of_logits = _compiled() if is_compiled(model) else _of_logits

@@ -1,10 +1,10 @@
-"""Low-rank adapters in a model (LoRA, https://arxiv.org/abs/2106.09685), through peft.
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685), through peft.
 
-The base of a policy with adapters is frozen. Models that need the base alone (the reference, the
-critic's trunk) are other module trees, so no adapter is switched off while an engine samples. In
-one process they are over the same weights; of ranks each has its part of a copy, since cutting a
-tree makes new weights. Sampler and trainer both compute base and adapter separately; they are
-merged only when a model is written or loaded.
+The base of a policy with adapters is frozen. Models that need only the base (the reference, the
+critic's trunk) are separate module trees, so that no adapter is switched off while an engine
+samples. In one process they share the weights; ranks shard copies, because sharding a tree creates
+new weights. Sampler and trainer both compute base and adapter separately; adapters are merged only
+when a model is written or loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 NUM_SEEN = 64
-"""Numbers of a column by which a layer of the base is known."""
+"""Numbers of a column by which a layer of the base is recognised."""
 _NAME = "default"
 _MUST_AGREE = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
 _MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
@@ -45,10 +45,10 @@ _PREFIX = "base_model.model."
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, base: str, seed: int) -> None:
-    """Freeze ``model`` and put adapters beside its linear layers; at first they change no output.
+    """Freezes ``model`` and adds adapters to its linear layers; initially they change no output.
 
     ``base`` is the model's name in the adapters' files. Raises ``UserError`` for a layer that the
-    model does not have or that peft refuses.
+    model does not have or that peft does not support.
     """
     import peft
 
@@ -70,12 +70,12 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, base: str, seed: in
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether ``model`` has adapters beside its weights."""
+    """Whether ``model`` has adapters."""
     return "peft_config" in vars(model)
 
 
 def adapter_config(model: nn.Module) -> peft.LoraConfig:
-    """peft's settings of the adapters of ``model``."""
+    """peft's settings for the adapters of ``model``."""
     settings: dict[str, Any] = vars(model)["peft_config"]
     return settings[_NAME]
 
@@ -90,9 +90,9 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def first_columns(model: PreTrainedModel) -> dict[str, list[float]]:
-    """How the first column of linear layers begins, by name, without what adapters add.
+    """The first numbers of the first column of linear layers, by name, without adapters.
 
-    Of each kind these are the first layer and the last. Ranks ask for them together.
+    Of each kind it takes the first and the last layer. Ranks call it together.
     """
     prefix = f"{model.base_model_prefix}."
     layers = {
@@ -111,7 +111,7 @@ def first_columns(model: PreTrainedModel) -> dict[str, list[float]]:
 
 
 def set_dropout(model: nn.Module, is_on: bool) -> None:
-    """Turn the adapters' dropout on or off; it is off in a new model."""
+    """Turns the adapters' dropout on or off; it is off in a new model."""
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
@@ -120,7 +120,7 @@ def set_dropout(model: nn.Module, is_on: bool) -> None:
 
 
 def save_adapters(model: PreTrainedModel, out: Path) -> None:
-    """Write a directory that peft reads as well: ``adapter_config.json`` and the weights."""
+    """Writes a directory in peft's format: ``adapter_config.json`` and the weights."""
     out.mkdir(parents=True, exist_ok=True)
     adapter_config(model).save_pretrained(str(out))
     weights = {name: weight.data for name, weight in adapter_parameters(model).items()}
@@ -129,7 +129,7 @@ def save_adapters(model: PreTrainedModel, out: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """What a directory of adapters holds: peft's settings, and the weights by name."""
+    """The contents of a directory of adapters: peft's settings, and the weights by name."""
 
     directory: Path
     settings: peft.LoraConfig
@@ -137,7 +137,7 @@ class Adapters:
 
 
 def read_adapters(directory: Path) -> Adapters:
-    """Read a directory of ours or of peft's; raises ``UserError``."""
+    """Reads a directory of adapters, written by Forage or peft; raises ``UserError``."""
     import peft
 
     try:
@@ -152,7 +152,7 @@ def read_adapters(directory: Path) -> Adapters:
 
 
 def load_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
-    """Load into ``model`` what a directory of adapters holds, of ranks each its part.
+    """Loads adapters into ``model``; each rank loads its part.
 
     Raises ``UserError`` for adapters of another shape, strength or base.
     """
@@ -167,14 +167,14 @@ def load_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
         have, want = getattr(theirs, name), getattr(mine, name)
         if have != want:
             raise UserError(
-                f"the adapters in {where} have {key} {_say(have)}, model.lora.{key} is "
-                f"{_say(want)}; set it as it was, or train into a new output_dir"
+                f"the adapters in {where} have {key} {_as_text(have)}, model.lora.{key} is "
+                f"{_as_text(want)}; set it as it was, or train into a new output_dir"
             )
     _copy_in(adapters, model)
 
 
 def merge(model: PreTrainedModel) -> None:
-    """Add the adapters to the weights and remove them, which leaves an ordinary, unfrozen model."""
+    """Merges the adapters into the weights, which gives an ordinary, unfrozen model."""
     from peft.tuners.lora import LoraLayer
 
     with torch.no_grad():
@@ -188,9 +188,10 @@ def merge(model: PreTrainedModel) -> None:
 def merged_weights(
     model: PreTrainedModel, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """What ``merge`` would leave, a whole weight at a time, in ``dtype``; the model stays as it is.
+    """The weights as ``merge`` would leave them, one at a time; the model does not change.
 
-    What has no adapter is gathered in that type, too; None: as it is.
+    ``dtype``: the type in which weights are returned, and those without an adapter gathered; None:
+    their own.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -214,25 +215,25 @@ def merged_weights(
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of this name is one of an adapter's."""
+    """Whether a parameter of this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def merge_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
-    """Add adapters from files to the weights of their base; raises ``UserError``."""
-    _put_beside(adapters, model)
+    """Merges adapters from files into their base; raises ``UserError``."""
+    _attach(adapters, model)
     merge(model)
 
 
 def merged_as_read(adapters: Adapters, model: PreTrainedModel) -> Weights:
-    """What ``merge_adapters`` would leave, each weight added to when it is read.
+    """The weights as ``merge_adapters`` would leave them, each merged when it is read.
 
-    ``model`` may be a skeleton; it has the adapters afterwards. Raises ``UserError``.
+    ``model`` may be a skeleton; afterwards it has the adapters. Raises ``UserError``.
     """
     from peft.tuners.lora import LoraLayer
 
     weights = dict(stored_weights(model))
-    _put_beside(adapters, model)
+    _attach(adapters, model)
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
             weights[f"{name}.weight"] = _merged_as_read(weights[f"{name}.weight"], module)
@@ -247,7 +248,7 @@ def _merged_as_read(base: Stored, layer: Any) -> Stored:
     return reshaped(base, base.shape, change)
 
 
-def _put_beside(adapters: Adapters, model: PreTrainedModel) -> None:
+def _attach(adapters: Adapters, model: PreTrainedModel) -> None:
     try:
         _inject(model, adapters.settings)
     except ValueError as error:
@@ -287,7 +288,7 @@ def _inject(model: PreTrainedModel, settings: peft.LoraConfig) -> None:
 
 
 def _layers(model: PreTrainedModel, wanted: tuple[str, ...], base: str) -> list[str]:
-    """The wanted linear layers inside the blocks, by name; all of them if ``wanted`` is empty."""
+    """The wanted linear layers of the blocks, by name; all of them if ``wanted`` is empty."""
     there = sorted({name.rpartition(".")[2] for name, _ in adaptable(model)})
     if not there:
         raise UserError(
@@ -306,16 +307,16 @@ def _layers(model: PreTrainedModel, wanted: tuple[str, ...], base: str) -> list[
 def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
     """The linear layers of the blocks that can have adapters, by name.
 
-    peft refuses Mamba's output, whose kernels read the weight past the adapter. In models with
-    fused experts it takes the names of a feed-forward for the experts', whose adapters neither
+    peft excludes Mamba's output layer, because kernels read its weight directly. In models with
+    fused experts it applies the names of feed-forward layers to the experts, whose adapters neither
     compute in threads nor merge here.
     """
     is_mamba = model.config.model_type in _MAMBA
     has_experts = any(".experts." in name for name, _ in model.base_model.named_parameters())
     for name, module in model.base_model.named_modules():
         layer = name.rpartition(".")[2]
-        is_left_out = (is_mamba and layer == "out_proj") or (has_experts and layer in _OF_EXPERTS)
-        if isinstance(module, nn.Linear) and not is_left_out:
+        is_excluded = (is_mamba and layer == "out_proj") or (has_experts and layer in _OF_EXPERTS)
+        if isinstance(module, nn.Linear) and not is_excluded:
             yield name, module
 
 
@@ -343,7 +344,7 @@ def _copy_in(adapters: Adapters, model: nn.Module) -> None:
 
 
 def _strip(model: PreTrainedModel) -> None:
-    """Put the plain layers back in the places of those with adapters."""
+    """Replaces layers with adapters by their base layers."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in list(model.named_modules()):
@@ -352,5 +353,5 @@ def _strip(model: PreTrainedModel) -> None:
     del vars(model)["peft_config"]
 
 
-def _say(value: object) -> str:
+def _as_text(value: object) -> str:
     return ", ".join(sorted(value)) if isinstance(value, set) else str(value)

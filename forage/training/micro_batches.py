@@ -1,9 +1,9 @@
-"""The sizes of a step's micro-batches: the planned ones, or smaller ones while memory is short.
+"""Sizes a step's micro-batches: as planned, or smaller while memory is short.
 
-``plan/fit_here.py`` plans them once, before a run. Other programs may take memory later, so the
-trainer and the warm start look at what is free before each step, and shrink that step's
-micro-batches if the planned ones would not fit. A gradient changes by rounding alone; a step with
-the planned sizes is computed as if nobody had looked.
+``plan/fit_here.py`` plans the sizes once, before a run. Because other programs may take memory
+later, the trainer and the warm start check the free memory before each step, and shrink that step's
+micro-batches if the planned ones would not fit. This changes a gradient by rounding only; a step
+with the planned sizes is computed as without the check.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Self
 
 from torch import nn
+from transformers import PreTrainedModel
 
+from forage.algorithms.packing import CostOf, estimated_flops
 from forage.config.run_config import RunConfig
 from forage.errors import UserError
 from forage.hardware import free_memory, give_back_freed_memory, num_cores
+from forage.models.attention_heads import attention_heads
 from forage.training.activations import activation_bytes
 from forage.training.logprobs import logits_per_chunk
 from forage.training.model_size import measure
@@ -28,18 +32,34 @@ LOG = logging.getLogger(__name__)
 LOGIT_COPIES = 4
 """Logits, log-probabilities, their exponentials and the gradient of a chunk."""
 HEAP_SHARE = 0.3
-"""What glibc's heap holds beside the activations on a CPU, as a share of them: gaps between blocks,
-and freed ones (measured with 135 million parameters: benchmarks/real.md)."""
+"""On a CPU, the share by which glibc's heap exceeds the activations: gaps and freed blocks
+(measured with 135 million parameters: benchmarks/real.md)."""
 LARGEST_SHARE = 0.9
-"""What a step may take of the memory that is free before it; the rest is for what is not counted"""
+"""The share of the free memory that a step may take; the rest is for what is not counted."""
+
+
+def cost_of(model: PreTrainedModel) -> CostOf:
+    """Returns a function that estimates a sequence's operations, to balance micro-batches by."""
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding), "a causal model embeds its tokens"
+    num_parameters = sum(p.numel() for p in model.parameters())
+    head = model.get_output_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight
+    # A tied matrix is also the head's; a separate embedding is only looked up, at no cost.
+    num_multiplied = num_parameters - (0 if is_tied else embedding.weight.numel())
+    return partial(
+        estimated_flops,
+        num_parameters=num_multiplied,
+        attention_width=sum(h.num_heads * h.head_dim for h in attention_heads(model.config)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LearningCost:
-    """The bytes that a gradient takes beside weights and moments.
+    """The bytes that a gradient takes in addition to weights and moments.
 
     ``gradient_bytes`` is one set of gradients, ``token_bytes`` what one token of a micro-batch
-    keeps, and ``logit_bytes`` what each micro-batch takes for its chunk of logits.
+    keeps, and ``logit_bytes`` a micro-batch's chunk of logits.
     """
 
     device: str
@@ -49,7 +69,7 @@ class LearningCost:
 
     @classmethod
     def of(cls, config: RunConfig, learnt: nn.Module) -> Self | None:
-        """The cost of learning ``learnt``; None for ranks and for a family of unknown shape."""
+        """The cost of training ``learnt``; None for ranks and for families of unknown shape."""
         path, device = config.model.path, config.model.device
         try:
             size = None if config.placement.num_ranks is not None else measure(path)
@@ -66,15 +86,15 @@ class LearningCost:
         )
 
     def peak(self, num_tokens: int, at_once: int) -> int:
-        """The most that ``at_once`` micro-batches of ``num_tokens`` each take at one moment."""
+        """The peak of ``at_once`` micro-batches of ``num_tokens`` each."""
         num_sets = 1 + at_once if self.device == "cpu" else 1  # the sum, and the current ones
         activations = at_once * (num_tokens * self.token_bytes + self.logit_bytes)
         return num_sets * self.gradient_bytes + activations
 
     def taken_later(self, has_moments: bool) -> int:
-        """The bytes to keep free beside a peak.
+        """The bytes to keep free in addition to a peak.
 
-        AdamW makes its two moments in the first step; a checkpoint copies the weights in main
+        AdamW creates its two moments in the first step; a checkpoint copies the weights in main
         memory.
         """
         num_sets = (0 if has_moments else 2) + (1 if self.device == "cpu" else 0)
@@ -82,21 +102,21 @@ class LearningCost:
 
 
 class MicroBatches:
-    """``fit`` sets ``max_tokens`` and ``at_once`` for a step; before it they are as planned."""
+    """The sizes for the current step, ``max_tokens`` and ``at_once``; ``fit`` sets them."""
 
     def __init__(
         self, max_tokens: int, at_once: int | None, cost: LearningCost | None = None
     ) -> None:
-        """``at_once`` None is one for each core. Without ``cost`` the sizes stay as planned."""
-        self.max_tokens, self.at_once = self._planned = self._said = max_tokens, at_once
+        """``at_once`` None: one for each core. Without ``cost`` the sizes stay as planned."""
+        self.max_tokens, self.at_once = self._planned = self._logged = max_tokens, at_once
         self._cost = cost
         self._has_moments = False
 
     def fit(self, lengths: Sequence[int]) -> None:
-        """Size the micro-batches for sequences of these lengths, by the memory that is free now.
+        """Sizes the micro-batches for sequences of these lengths by the memory that is free now.
 
-        Fewer at once come first, then fewer tokens. Raises ``UserError`` if not even the smallest
-        fit.
+        First it reduces how many are learned at once, then their tokens. Raises ``UserError`` if
+        not even the smallest fit.
         """
         self.max_tokens, self.at_once = self._planned
         cost = self._cost
@@ -110,20 +130,20 @@ class MicroBatches:
         self._has_moments = True
         if peak > LARGEST_SHARE * (free_memory(cost.device) - later):
             give_back_freed_memory()
-            smaller = _that_fit(cost, tokens, at_once, longest, later)
+            smaller = _largest_that_fit(cost, tokens, at_once, longest, later)
             if smaller != (tokens, at_once):
                 self.max_tokens, self.at_once = smaller
         now = self.max_tokens, self.at_once
-        if now not in (self._planned, self._said):
+        if now not in (self._planned, self._logged):
             LOG.warning(
                 "memory is short: a step would take %.2f GB and %.2f GB are free, so micro-batches "
                 "are %d tokens, %d at a time, until more is free (planned: %d tokens)",
                 *(peak / 1e9, free_memory(cost.device) / 1e9, *now, self._planned[0]),
             )
-        self._said = now
+        self._logged = now
 
     def metrics(self) -> dict[str, float]:
-        """The sizes of a step that has smaller ones than planned; nothing for any other step."""
+        """The sizes of this step if they are smaller than planned; otherwise nothing."""
         if (self.max_tokens, self.at_once) == self._planned:
             return {}
         return {
@@ -132,10 +152,10 @@ class MicroBatches:
         }
 
 
-def _that_fit(
+def _largest_that_fit(
     cost: LearningCost, tokens: int, at_once: int, longest: int, later: int
 ) -> tuple[int, int]:
-    """The largest sizes up to these that fit the free memory; raises ``UserError``."""
+    """Halves the sizes until they fit the free memory; raises ``UserError``."""
     free = free_memory(cost.device) - later
     while (peak := cost.peak(tokens, at_once)) > LARGEST_SHARE * free:
         if at_once > 1:

@@ -1,4 +1,4 @@
-"""Loading and saving models: Hugging Face directories, and a new model with random weights."""
+"""Loads and saves models in Hugging Face's format, and creates models with random weights."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from forage.training.tokenizer import check_path, load_tokenizer
 
 LOG = logging.getLogger(__name__)
 
-# Its progress bars for fractions of a second would break into ours.
+# Its short-lived progress bars would interrupt ours.
 disable_progress_bar()
 
 _DIGESTED_NUMBERS = 4096
 
 _CHECKPOINT = "_gradient_checkpointing_func"
-"""Where transformers keeps what a layer is called through."""
+"""The attribute with which transformers calls a layer."""
 
 END_OF_TEXT = "<|endoftext|>"
 
 
 def load_sampled(config: ModelConfig) -> PreTrainedModel | None:
-    """The model that samples in this process, None where a server has it; raises ``UserError``."""
+    """The model that samples in this process, None if a server does; raises ``UserError``."""
     if config.endpoint is not None:
         return None
     choose_matmul_kernel()
@@ -70,8 +70,8 @@ def load_model(
 ) -> PreTrainedModel:
     """The weights of ``config.path`` on their device, adapters merged.
 
-    ``in_parts``: they are read later, as ``skeleton.py`` says, where their files allow it. Only a
-    model that needs no head may lack its weights. Raises ``UserError``, which names the setting
+    ``in_parts``: they are read later (``skeleton.py``), if their files allow it. ``needs_head``:
+    the files must contain the head's weights. Raises ``UserError``, which names the setting
     ``key`` that the path comes from.
     """
     if config.device != "cpu" and not torch.cuda.is_available():
@@ -79,25 +79,24 @@ def load_model(
     model = _load_weights(config.path, getattr(torch, config.dtype), key, in_parts, needs_head)
     what = f"{key} is {config.path!r}"
     is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
-    if (
-        getattr(model.config, "is_decoder", True) is False and not is_causal
-    ):  # GPT-NeoX says so, too
+    # GPT-NeoX says it is no decoder, too, but is causal.
+    if getattr(model.config, "is_decoder", True) is False and not is_causal:
         kind = model.config.model_type
         raise UserError(f"{what}: {kind} reads in both directions; name a model that writes text")
     tokenizer = None
-    with suppress(UserError):  # no run begins without one: what reads texts says what is missing
+    with suppress(UserError):  # whatever needs it reports what is missing
         tokenizer = load_tokenizer(config, key)
     if tokenizer is not None:
         fit_vocabulary(model, tokenizer, what)
     if config.gradient_checkpointing:
-        # transformers 5.20 has the older of its names alone, and newer ones warn of it.
+        # transformers 5.20 has only the older name, for which newer versions warn.
         older = model.gradient_checkpointing_enable
         getattr(model, "activation_checkpointing_enable", older)()
         for module in model.modules():
             # transformers also needs the layer's training flag; dropout inside has its own flag.
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True
-                vars(module)[_CHECKPOINT] = _where_it_learns(vars(module)[_CHECKPOINT])
+                vars(module)[_CHECKPOINT] = _only_with_gradients(vars(module)[_CHECKPOINT])
     if not is_skeleton(model):
         model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
         refuse_not_finite(what, model.named_parameters())
@@ -110,11 +109,11 @@ def load_model(
     return model
 
 
-def _where_it_learns(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """``checkpoint``, which other passes do without.
+def _only_with_gradients(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Skips ``checkpoint`` in passes without gradients.
 
-    It asks for the state of random numbers, which a GPU may refuse while a pass of the engine is
-    captured, and keeps what is in it from being compiled.
+    It reads the random state, which a GPU may refuse while a pass of the engine is captured, and
+    prevents compilation.
     """
 
     def call(layer: Callable[..., Any], *inputs: Any) -> Any:
@@ -126,14 +125,14 @@ def _where_it_learns(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
 def load_reference(
     policy: PreTrainedModel, config: ModelConfig, path: str | None, in_parts: bool = False
 ) -> PreTrainedModel:
-    """A frozen model beside the policy: ``path``, or the weights that the run starts with.
+    """A frozen reference model: ``path``, or the weights that the run starts with.
 
-    A policy with adapters still holds those weights: one process shares them, ranks each cut a
-    copy. Raises ``UserError`` where the reference has another vocabulary than the policy.
+    A policy with adapters still contains those weights: one process shares them, ranks shard a
+    copy. Raises ``UserError`` if the reference has another vocabulary than the policy.
     """
     if path is None and lora.has_adapters(policy):
         return lora.without_adapters(policy)
-    model = _load_beside(config, path, "algorithm.kl.reference", in_parts)
+    model = _load_other(config, path, "algorithm.kl.reference", in_parts)
     model.requires_grad_(False)
     return model
 
@@ -145,15 +144,15 @@ def load_critic_base(
     seed: int,
     in_parts: bool = False,
 ) -> PreTrainedModel:
-    """The model that a critic is built on, with its own adapters where the policy has adapters.
+    """The model under a critic's head, with its own adapters if the policy has adapters.
 
-    Raises ``UserError`` as ``load_reference`` does.
+    Raises ``UserError`` like ``load_reference``.
     """
     if path is None and lora.has_adapters(policy):
         model = lora.without_adapters(policy)
     else:
         key = "algorithm.advantage.critic.path"
-        model = _load_beside(config, path, key, in_parts, needs_head=False)
+        model = _load_other(config, path, key, in_parts, needs_head=False)
     _add_adapters(model, config, path or config.path, seed)
     return model
 
@@ -161,7 +160,7 @@ def load_critic_base(
 def _load_weights(
     path: str, dtype: torch.dtype, key: str, in_parts: bool = False, needs_head: bool = True
 ) -> PreTrainedModel:
-    """A model as it is stored; a directory of adapters is its base with them merged."""
+    """A model as stored; for a directory of adapters, their base with the adapters merged."""
     check_path(path, key)
     base = lora.base_of(Path(path))
     if in_parts:
@@ -175,7 +174,7 @@ def _load_weights(
     options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     options |= {"dtype": dtype, "local_files_only": only_downloaded(path)}
     try:
-        # Without ``trust_remote_code``, transformers asks whoever is at the terminal.
+        # Without ``trust_remote_code``, transformers would ask at the terminal.
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options)
     except (OSError, ValueError, SafetensorError, UnpicklingError) as error:
         raise UserError(f"{key} is {path!r}: no model there ({error})") from error
@@ -190,7 +189,7 @@ def _load_weights(
 def _skeleton_of(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
     try:
         return load_skeleton(path, dtype)
-    except (OSError, ValueError):  # said by whoever loads it whole
+    except (OSError, ValueError):  # loading it whole reports the error
         return None
 
 
@@ -200,7 +199,7 @@ def _add_adapters(model: PreTrainedModel, config: ModelConfig, path: str, seed: 
         lora.add_adapters(model, config.lora, base, seed)
 
 
-def _load_beside(
+def _load_other(
     config: ModelConfig, path: str | None, key: str, in_parts: bool, needs_head: bool = True
 ) -> PreTrainedModel:
     if path is None:
@@ -217,10 +216,10 @@ def _load_beside(
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """Sixteen hexadecimal digits of the weights as they are now, whatever file they came from.
+    """A checksum of the current weights (16 hexadecimal digits), independent of files.
 
-    At most some thousand numbers of each tensor are read, spread over it: a training step changes
-    all of them, and reading 72 billion would take minutes. Ranks ask for it together.
+    It reads some thousand numbers of each tensor, because a training step changes all of them and
+    reading 72 billion would take minutes. Ranks call it together.
     """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
@@ -232,15 +231,15 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Sixteen hexadecimal digits of the vocabulary, the special tokens and the chat template."""
+    """A checksum of the vocabulary, the special tokens and the chat template."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     text = f"{vocabulary}\0{sorted(tokenizer.all_special_tokens)}\0{tokenizer.chat_template}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write a Hugging Face directory; of a model with adapters, the adapters alone."""
-    out.mkdir(parents=True, exist_ok=True)  # the library takes a file for done, and writes nothing
+    """Writes a Hugging Face directory; for a model with adapters, only the adapters."""
+    out.mkdir(parents=True, exist_ok=True)  # if ``out`` is a file, the library writes nothing
     if lora.has_adapters(model):
         lora.save_adapters(model, out)
     else:
@@ -251,10 +250,10 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: 
 def weights_by_name(
     model: PreTrainedModel, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The policy's weights, each once, whole, in one order; adapters are added to them.
+    """Yields the policy's whole weights, adapters merged, always in the same order.
 
-    Ranks gather each of them together, so they must all go through all of them. ``dtype`` is that
-    in which they are gathered, and given; None: as they are.
+    Every rank must iterate over all of them, because they gather each together. ``dtype``: the
+    type in which they are gathered and returned; None: their own.
     """
     if lora.has_adapters(model):
         yield from lora.merged_weights(model, dtype)
@@ -264,7 +263,7 @@ def weights_by_name(
 
 
 def shapes_by_name(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """As ``weights_by_name`` in names, types and shapes, without the numbers."""
+    """The names, types and shapes of ``weights_by_name``, without values."""
     for name, weight in model.named_parameters():
         if not lora.is_adapter(name):
             plain = name.replace(".base_layer.", ".")
@@ -280,7 +279,7 @@ def new_model(
     max_tokens: int,
     seed: int,
 ) -> PreTrainedModel:
-    """A Qwen2 with random weights: ``hidden_size`` wide, three times that in the feed-forward."""
+    """A Qwen2 with random weights; its feed-forward is three times ``hidden_size`` wide."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=vocab_size,
@@ -298,9 +297,9 @@ def new_model(
 
 
 def new_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on ``texts``, digits apart, the protocol's tags as added tokens.
+    """A byte-level BPE tokenizer trained on ``texts``, with the protocol's tags as added tokens.
 
-    ``vocab_size`` counts the 256 bytes, the tags and the end of text as well.
+    Digits are separate tokens. ``vocab_size`` includes the 256 bytes, the tags and the end of text.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 

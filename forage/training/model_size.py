@@ -1,4 +1,4 @@
-"""How large a model is, counted without its weights: torch's meta device holds no numbers.
+"""Measures a model's size without its weights, on torch's meta device.
 
 The shape comes from a local directory, from the hub's cache, or from the table below, so that a
 plan needs no network.
@@ -31,11 +31,11 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Counts of one model; ``num_base_parameters`` leaves the head out, as a critic does.
+    """The sizes of one model; ``num_base_parameters`` excludes the head, as a critic does.
 
     ``linears`` are the linear layers of all blocks that can have adapters; ``family`` is
-    transformers' name of its type. Where layers differ, ``num_heads``, ``num_kv_heads`` and
-    ``head_dim`` are the largest, 0 without attention; ``kv_numbers_per_token`` are the keys and
+    transformers' name of the type. If layers differ, ``num_heads``, ``num_kv_heads`` and
+    ``head_dim`` are the largest, 0 without attention; ``kv_numbers_per_token`` counts the keys and
     values of one token in all layers.
     """
 
@@ -56,17 +56,17 @@ class ModelSize:
 
     @property
     def num_outside_blocks(self) -> int:
-        """Numbers of the embedding, and of the head where it has its own."""
+        """Parameters of the embedding, and of the head if that is separate."""
         return self.num_parameters - self.num_base_parameters + self.num_embedding_parameters
 
     @property
     def num_multiplied(self) -> int:
-        """Numbers that each token is multiplied with; an embedding of its own is looked up."""
+        """Parameters that each token is multiplied with; a separate embedding is only looked up."""
         is_tied = self.num_parameters == self.num_base_parameters
         return self.num_parameters - (0 if is_tied else self.num_embedding_parameters)
 
     def adapted(self, lora: LoraConfig) -> list[Linear]:
-        """The layers that have an adapter beside them; raises ``UserError``."""
+        """The layers that get adapters; raises ``UserError``."""
         wanted = lora.target_modules
         there = {linear.name for linear in self.linears}
         for name in wanted:
@@ -81,7 +81,7 @@ class ModelSize:
 def _shape(
     family: str, vocabulary: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int
 ) -> dict[str, Any]:
-    """A published ``config.json``; small models have one matrix for embeddings and logits."""
+    """A published ``config.json``; in small models embedding and head are tied."""
     return {
         "model_type": family,
         "vocab_size": vocabulary,
@@ -110,10 +110,10 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class OtherSizes:
-    """The models beside the policy: None for one that is not there, or whose size is not known.
+    """The sizes of critic and reference; None for one that is absent or of unknown size.
 
-    A critic made of the policy has the policy's size; a reference that is the start of the run is
-    no model of its own.
+    A critic made from the policy has the policy's size; the run's starting weights as reference do
+    not count as a model.
     """
 
     critic: ModelSize | None = None
@@ -121,7 +121,7 @@ class OtherSizes:
 
 
 def measure_others(algorithm: AlgorithmConfig, policy: ModelSize | None) -> OtherSizes:
-    """The sizes of the critic and of the reference; raises ``UserError`` as ``measure`` does."""
+    """Measures the critic and the reference; raises ``UserError`` like ``measure``."""
     kl, critic = algorithm.kl, policy if algorithm.critic is not None else None
     if algorithm.critic is not None and algorithm.critic.path is not None:
         critic = measure(algorithm.critic.path, "algorithm.advantage.critic.path")
@@ -131,10 +131,10 @@ def measure_others(algorithm: AlgorithmConfig, policy: ModelSize | None) -> Othe
 
 
 def measure(path: str, key: str = "model.path") -> ModelSize | None:
-    """The size of the model that ``key`` names; None for a hub id whose shape is not known here.
+    """The size of the model that ``key`` names; None for a hub id of unknown shape.
 
-    A directory of adapters is as large as their base, with which they are merged. Raises
-    ``UserError`` for another directory without a readable ``config.json``.
+    A directory of adapters counts as their base. Raises ``UserError`` for any other directory
+    without a readable ``config.json``.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -184,7 +184,7 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
 
 
 def _intermediate_size(layer: Any) -> int:
-    """The width of a layer's feed-forward; four times the model's where none is given (GPT-2)."""
+    """The width of a layer's feed-forward; by default four times the hidden size (GPT-2)."""
     if size := getattr(layer, "intermediate_size", None) or getattr(layer, "n_inner", None):
         return size
     if size := getattr(layer, "moe_intermediate_size", None):

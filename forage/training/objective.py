@@ -1,13 +1,12 @@
-"""The loss of a micro-batch as the settings compose it: policy term, leash, entropy, protection.
+"""The loss of a micro-batch as configured: policy term, KL penalty, entropy, protection.
 
-Joins what ``algorithms`` computes. It sees sampled tokens only, and gives a micro-batch's share of
-the loss of the whole batch; and what a step measures of its losses.
+Combines what ``algorithms`` computes, over sampled tokens only, into a micro-batch's share of the
+whole batch's loss; and merges the metrics of a step's losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
@@ -21,31 +20,27 @@ from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.logprobs import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """What one optimizer step minimises."""
-
-    algorithm: AlgorithmConfig
-    policy: TokenLogprobs
-    temperature: float
-    version: int
-    kl_coefficient: float
-
-    def share(self, rows: Rows, batch: Batch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
-        """A micro-batch's share of the loss, its metrics per token, and its log-probabilities."""
-        logprobs_M, entropy_M = self.policy(
-            rows.packed,
-            rows.is_sampled_N,
-            self.temperature,
-            has_entropy_gradient=self.algorithm.entropy_coefficient > 0,
-        )
-        tokens = rows.tokens.moved(logprobs_M.device, self.version)
-        loss_M, metrics = token_losses(
-            self.algorithm, logprobs_M, entropy_M, tokens, self.kl_coefficient
-        )
-        metrics |= {"policy/entropy": entropy_M.detach(), "policy/staleness": tokens.staleness_M}
-        loss = self.algorithm.aggregate.share(loss_M, tokens, batch)
-        return loss, (metrics, logprobs_M.detach())
+def micro_batch_loss(
+    rows: Rows,
+    batch: Batch,
+    policy: TokenLogprobs,
+    algorithm: AlgorithmConfig,
+    temperature: float,
+    version: int,
+    kl_coefficient: float,
+) -> tuple[Tensor, tuple[Metrics, Tensor]]:
+    """A micro-batch's share of the loss, its metrics per token, and its log-probabilities."""
+    logprobs_M, entropy_M = policy(
+        rows.packed,
+        rows.is_sampled_N,
+        temperature,
+        has_entropy_gradient=algorithm.entropy_coefficient > 0,
+    )
+    tokens = rows.tokens.moved(logprobs_M.device, version)
+    loss_M, metrics = token_losses(algorithm, logprobs_M, entropy_M, tokens, kl_coefficient)
+    metrics |= {"policy/entropy": entropy_M.detach(), "policy/staleness": tokens.staleness_M}
+    loss = algorithm.aggregate.share(loss_M, tokens, batch)
+    return loss, (metrics, logprobs_M.detach())
 
 
 def token_losses(
@@ -55,7 +50,7 @@ def token_losses(
     tokens: Tokens,
     kl_coefficient: float,
 ) -> tuple[Tensor, Metrics]:
-    """Every term of the loss, a token each [M]; the correction's weights go to the policy's."""
+    """The loss at each token [M]; the correction's weights apply to the policy term only."""
     loss_M, metrics = algorithm.loss.policy_loss(logprobs_M, tokens)
     if algorithm.early_stop_ratio is not None:
         metrics["loss/ratio"] = bounded(logprobs_M - tokens.old_logprobs_M).exp().detach()
@@ -83,7 +78,7 @@ _NO_MISMATCH = mismatch(torch.zeros(0), torch.zeros(0), Sequences(torch.zeros(0)
 
 
 def compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
-    """How the trainer's log-probabilities differ from the sampler's, over the whole batch."""
+    """Measures how far the trainer's log-probabilities differ from the sampler's."""
     if not batch.rows:
         return _NO_MISMATCH
     tokens = [rows.tokens.moved(logprobs[0].device) for rows in batch.rows]
@@ -95,7 +90,7 @@ def compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
 
 
 def merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means over a step's optimizer steps; comparisons of policies are the first one's."""
+    """Means over a step's optimizer steps; comparisons of policies are from the first."""
     names = dict.fromkeys(name for metrics in updates for name in metrics)
     return {
         name: updates[0][name]

@@ -1,4 +1,4 @@
-"""Attention over sequences laid end to end: each sees itself alone, causally.
+"""Causal attention over sequences laid end to end, each of which sees only itself.
 
 The trainer's counterpart of the engine's slots. The cost is the sum of the sequences' own costs,
 without padding to the longest.
@@ -18,13 +18,13 @@ from forage.models.recurrence import RecurrentStates
 
 KEY_MULTIPLE = 16
 QUERY_BLOCK = 192
-"""Queries are taken in blocks, so that the masked half of the scores is mostly not computed."""
+"""Queries per block; blocks avoid computing most of the masked half of the scores."""
 MIN_QUERY_ROWS = 16
-"""A shorter block is filled up: products with 1 to 3 rows take another kernel, with other sums."""
+"""Shorter blocks are padded: products with 1 to 3 rows use another kernel, with other sums."""
 
 
 class PackedAttend:
-    """Causal attention within each of the sequences that share one row."""
+    """Causal attention within each sequence of one row."""
 
     def __init__(self, starts_S1: Sequence[int]) -> None:
         self._lengths = [end - start for start, end in pairwise(starts_S1)]
@@ -32,7 +32,7 @@ class PackedAttend:
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        # No fused kernel takes a soft cap or sinks, nor a window without a mask of all pairs.
+        # Fused kernels support neither soft caps nor sinks, and windows only with a full mask.
         is_fused = query.device.type != "cpu" and scoring.is_plain
         attend = _attend_fused if is_fused else _attend_by_products
         parts = [
@@ -58,9 +58,9 @@ class PackedAttend:
 
 
 def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-    """Causal attention by torch's kernels; of those that keep no scores, only one takes float32.
+    """Causal attention by torch's kernels; of those that keep no scores, one supports float32.
 
-    That one wants a key head for each query head. Under autocast only the values tell the type:
+    It needs a key head for each query head. Under autocast only the values show the type, because
     the rotation leaves queries and keys in float32.
     """
     group = query.shape[1] // key.shape[1]
@@ -73,12 +73,12 @@ def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -
 
 
 def _attend_by_products(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-    """The same by matrix products: on a CPU twice as fast as the fused kernel, with gradients."""
+    """Attention by matrix products: on a CPU twice as fast as the fused kernel, with gradients."""
     _, num_heads, num_tokens, head_dim = query.shape
     num_kv_heads = key.shape[1]
     group = num_heads // num_kv_heads
     grouped = query.reshape(num_kv_heads, group, num_tokens, head_dim) * scoring.scaling
-    # Keys are padded to whole vectors: over a remainder, a softmax would differ in its last bits
+    # Keys are padded to whole vectors: with a remainder, the softmax would differ in its last bits
     # from the engine's, which always sums over whole buckets.
     padding = -num_tokens % KEY_MULTIPLE
     keys_t = pad(key.transpose(0, 1).transpose(-1, -2), (0, padding))
@@ -91,7 +91,7 @@ def _attend_by_products(query: Tensor, key: Tensor, value: Tensor, scoring: Scor
         end = min(start + QUERY_BLOCK, num_rows)
         width = min(end, num_tokens)
         width += -width % KEY_MULTIPLE
-        # Blocks of keys that no query sees are left out, whole ones: sums keep their order.
+        # Only whole blocks of keys that no query sees are skipped, so sums keep their order.
         first = scoring.first_key(start) // KEY_BLOCK * KEY_BLOCK
         scores = grouped[:, :, start:end] @ keys_t[..., first:width]
         is_hidden = torch.ones_like(scores[0, 0], dtype=torch.bool).triu_(start + 1 - first)

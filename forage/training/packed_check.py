@@ -16,10 +16,10 @@ from forage.training.logprobs import TokenLogprobs, token_logprobs
 
 
 def check_packed(policy: TokenLogprobs, is_cast: bool = False) -> None:
-    """Raise ``UserError`` if the policy's log-probabilities are not those of transformers.
+    """Raises ``UserError`` if the policy's log-probabilities differ from those of transformers.
 
-    Ranks call it together; ``is_cast`` says that they multiply in another type than the weights'.
-    Rows are not cut over ranks meanwhile.
+    Ranks call it together, without sharing rows. ``is_cast``: they multiply in another type than
+    that of the weights.
     """
     model, sequence_ranks = policy.model, policy.sequence_ranks
     policy.sequence_ranks = None
@@ -45,7 +45,7 @@ def _logprobs(policy: TokenLogprobs, rows: list[tuple[int, ...]]) -> Tensor:
 def _by_transformers(
     model: PreTrainedModel, packed: Packed, is_wanted_N: Tensor, *_: Any, **_named: Any
 ) -> tuple[Tensor, Tensor]:
-    """As ``token_logprobs`` for one sequence, by the model's own forward; no entropies."""
+    """Like ``token_logprobs`` for one sequence, with the model's own forward; no entropies."""
     ids_N = packed.token_ids_N.to(next(model.parameters()).device)
     logprobs_NV = model(input_ids=ids_N[None], use_cache=False).logits[0].float().log_softmax(-1)
     wanted_M = is_wanted_N.nonzero()[:, 0].to(ids_N.device)

@@ -1,7 +1,7 @@
-"""Counts the updates whose gradient is not finite: a few in a row are left out, more end the run.
+"""Counts updates whose gradient is not finite: a few in a row are skipped, more end the run.
 
-Policy and critic have a count each. A checkpoint holds it, since a resumed run stops where the
-other would have stopped.
+Policy and critic each have a count. Checkpoints hold it, so that a resumed run ends at the same
+update.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ LOG = logging.getLogger(__name__)
 
 
 class SkippedUpdates:
-    """How many updates in a row one optimizer has left out, and how many it may."""
+    """How many updates in a row one optimizer has skipped, and how many it may skip."""
 
     def __init__(self, whose: str, remedy: str, max_in_a_row: int) -> None:
-        """``whose`` gradient it is, and what to do where it is never finite, for the messages."""
+        """``whose`` gradient it is, and the remedy if it is never finite, for the messages."""
         self._whose, self._remedy, self._max_in_a_row = whose, remedy, max_in_a_row
         self.num_in_a_row = 0
 
     def is_next(self, grad_norm: float, when: str) -> bool:
-        """Whether the update with this norm is to be left out; ``when`` it comes, for the messages.
+        """Whether to skip the update with this norm; ``when`` is for the messages.
 
         Raises ``FloatingPointError`` after more than ``max_in_a_row`` without a finite norm.
         """

@@ -1,4 +1,4 @@
-"""Loading the tokenizer of a model directory; torch is not imported for it."""
+"""Loads the tokenizer of a model directory, without importing torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forage.errors import UserError
 from forage.remote.hub import only_downloaded
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
-"""The files that a tokenizer is read from, beside those of ``_VOCABULARY_ENDS``."""
+"""Files that a tokenizer is read from, in addition to those with ``_VOCABULARY_ENDS``."""
 _VOCABULARY_ENDS = (".model", ".tiktoken")
 
 _HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
@@ -24,7 +24,7 @@ def load_tokenizer(config: ModelConfig, key: str = "model.path") -> PreTrainedTo
     check_path(config.path, key)
     path = config.path
     while not (Path(path) / "tokenizer.json").is_file() and (base := _base_of(Path(path))):
-        path = base  # peft's own directories hold adapters alone
+        path = base  # peft's directories hold only adapters
     if Path(path).is_dir() and not _has_vocabulary(Path(path)):
         names = " nor ".join(_VOCABULARIES)
         raise UserError(
@@ -37,7 +37,7 @@ def load_tokenizer(config: ModelConfig, key: str = "model.path") -> PreTrainedTo
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{key} is {config.path!r}: no tokenizer there ({error})") from error
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what is made where nothing was read
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # created if no file was found
         raise UserError(f"{key} is {config.path!r}: no tokenizer there (it has no text's tokens)")
     if config.endpoint is not None and config.endpoint.form == "chat":
         tokenizer.chat_template = None  # the server writes the chat format
@@ -45,7 +45,7 @@ def load_tokenizer(config: ModelConfig, key: str = "model.path") -> PreTrainedTo
 
 
 def check_path(path: str, key: str) -> None:
-    """Refuse what is no directory and cannot be a hub id, instead of asking the hub for it."""
+    """Raises ``UserError`` if ``path`` is neither a directory nor a possible hub id."""
     if path.endswith(".gguf"):
         raise UserError(
             f"{key} is {path!r}, a GGUF file; make a model directory of it first: "
@@ -59,7 +59,7 @@ def check_path(path: str, key: str) -> None:
 
 
 def _has_vocabulary(directory: Path) -> bool:
-    """Whether a tokenizer can be read: without, transformers makes Qwen's with a single token."""
+    """Whether it has a tokenizer; otherwise transformers creates one with a single token."""
     return any(
         file.name in _VOCABULARIES or file.suffix in _VOCABULARY_ENDS
         for file in directory.iterdir()

@@ -1,172 +1,54 @@
-"""The trainer: forward passes over a step's episodes, then one optimizer step for each batch.
+"""The trainer as the loop, the publisher and the checkpoints see it, and how it is opened.
 
-It owns the model's gradients, the optimizer and its schedule, and the reference model and the
-critic where the algorithm has them. It knows advantages and masks, not rewards, questions or
-engines; while weights change it holds the context that it is given, which keeps samplers away.
+``LocalTrainer`` learns in this process. ``TrainerRanks`` has several processes that each run one
+over their parts of the weights.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
-import torch
 from transformers import PreTrainedModel
 
-from forage.algorithms.loss.kl import next_coefficient
-from forage.algorithms.packing import pack_mini_batches
 from forage.batch import Batch, Credited
-from forage.config.algorithm_config import AlgorithmConfig
-from forage.config.placement_config import TrainerPlacement
-from forage.config.trainer_config import TrainerConfig
-from forage.models import attention
-from forage.training.checkpoints.optimizer_states import (
-    States,
-    adamw,
-    copies_of,
-    read_states,
-    restore,
-    states_of,
-    write_states,
-)
-from forage.training.checkpoints.saved_weights import (
-    CRITIC,
-    SavedPart,
-    learnt_by_name,
-    learnt_part,
-    restore_critic,
-    restore_model,
-    together,
-    write_learnt,
-    write_merged,
-)
-from forage.training.critic import Critic, CriticTrainer
-from forage.training.forward_passes import ForwardPasses
-from forage.training.golden_beliefs import GoldenBeliefs
-from forage.training.gradients import clip_gradient, gradient, means
-from forage.training.logprobs import TokenLogprobs, text_logprobs
-from forage.training.micro_batches import LearningCost, MicroBatches
-from forage.training.model import weights_digest
-from forage.training.objective import Objective, compare, merge
-from forage.training.packed_check import check_packed
-from forage.training.ranks.sharding import Ranks
-from forage.training.sequence_cost import cost_of
-from forage.training.skipped_updates import SkippedUpdates
-
-LOG = logging.getLogger(__name__)
-
-_OPTIMIZER = "optimizer"
-"""The folder of a checkpoint with what the optimizers remember."""
-
-_REMEDY = "lower trainer.learning_rate, or look at the last episodes in the records"
-"""Of a policy whose gradient is not finite."""
-
-Progress = dict[str, float]
-"""A trainer's numbers by name: policy version, steps learnt, the coefficient of the KL term ..."""
+from forage.config.run_config import RunConfig
+from forage.hardware import choose_matmul_kernel
+from forage.training.build_trainer import build_trainer
+from forage.training.local_trainer import LocalTrainer, Progress
+from forage.training.model import load_policy
+from forage.training.ranks.on_ranks import OnRanks
+from forage.training.ranks.rank_processes import RankProcesses, StartRanks
+from forage.training.ranks.skeleton import without_weights
+from forage.training.ranks.trainer_rank import TrainerRank
+from forage.training.ranks.trainer_ranks import TrainerRanks
 
 
-class Trainer:
-    """Holds the policy's weights and improves them, one batch at a time."""
+class Trainer(Protocol):
+    """Learns from a step's episodes (prepare, pack, learn); saves and restores what it learned."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: TrainerConfig,
-        algorithm: AlgorithmConfig,
-        temperature: float,
-        reference: PreTrainedModel | None = None,
-        critic: Critic | None = None,
-        placement: TrainerPlacement | None = None,
-        golden: GoldenBeliefs | None = None,
-        device_type: str | None = None,
-        cost: LearningCost | None = None,
-    ) -> None:
-        """``placement`` says that this process is one of several ranks, and how they share.
-
-        ``device_type`` is where ranks keep their parts; None: where ``model`` is. ``cost`` tells
-        whether a step's micro-batches fit the memory that is free; None: they stay as planned.
-        ``golden`` is what asks for beliefs in golden answers, where an estimator is paid for them.
-        """
-        attention.install(model)
-        if reference is not None:
-            attention.install(reference)
-        self.model = model
-        self.version = 0
-        """Optimizer steps taken: the policy version of the weights as they are."""
-        self.kl_coefficient = algorithm.kl.coefficient if algorithm.kl is not None else 0.0
-        self._policy = TokenLogprobs(model)
-        frozen = TokenLogprobs(reference) if reference is not None else None
-        self._cost_of = cost_of(model)
-        self._ranks = None
-        if placement is not None:
-            self._ranks = Ranks.join(placement, device_type or model.device.type, self._cost_of)
-            _shard(self._ranks, self._policy, frozen, critic)
-        self.critic, max_skipped = None, config.max_skipped_updates
-        if critic is not None:
-            assert algorithm.critic is not None, "a critic is built where the estimator reads one"
-            self.critic = CriticTrainer(critic, algorithm.critic, max_skipped, self._ranks)
-        self._num_learnt = 0
-        self._skipped = SkippedUpdates("the", _REMEDY, max_skipped)
-        self._config = config
-        self._algorithm = algorithm
-        self._temperature = temperature
-        sizes = config.max_tokens_per_micro_batch, config.micro_batches_at_once
-        self._micro_batches = MicroBatches(*sizes, cost)
-        self._forward_passes = ForwardPasses(
-            policy=self._policy,
-            reference=frozen,
-            critic=critic,
-            algorithm=algorithm,
-            temperature=temperature,
-            micro_batches=self._micro_batches,
-            cost_of=self._cost_of,
-            ranks=self._ranks,
-            golden=golden,
-        )
-        is_offloaded = placement is not None and "policy" in placement.offload
-        rate, decay = config.learning_rate, config.weight_decay
-        self.optimizer = adamw(model.parameters(), rate, decay, is_offloaded)
+    model: PreTrainedModel
+    """The policy; with ranks, the driver's copy of it, or its modules without weights."""
+    version: int
+    """The number of optimizer steps taken: the policy version of the current weights."""
+    kl_coefficient: float
+    """The current coefficient of the KL penalty; 0 without one."""
+    ranks: OnRanks[LocalTrainer]
+    """The trainers that do the work, for calls that concern each rank's weights."""
 
     def prepare(
         self, credited_P: Sequence[Sequence[Credited]]
     ) -> tuple[list[list[Credited]], dict[str, float]]:
-        """A step's episodes with what its forward passes fill in, and the correction's metrics."""
-        self._micro_batches.fit(_lengths(credited_P))
-        needs_logprobs = self._algorithm.needs_recomputed_logprobs or self._is_critic_alone
-        filled, metrics = self._forward_passes.fill_in(list(chain(*credited_P)), needs_logprobs)
-        return _regrouped(filled, credited_P), metrics
-
-    def unmask_observations(
-        self, credited_P: Sequence[Sequence[Credited]]
-    ) -> tuple[list[list[Credited]], dict[str, float]]:
-        """The episodes with their observations trained too, where that ablation is on.
-
-        By default they come back as they are.
-        """
-        if not self._algorithm.train_observations:
-            return [list(credited) for credited in credited_P], {}
-        unmasked, metrics = self._forward_passes.unmask(list(chain(*credited_P)))
-        return _regrouped(unmasked, credited_P), metrics
+        """Runs the forward passes the algorithm needs; returns the episodes and metrics."""
+        ...
 
     def pack(
         self, credited_P: Sequence[Sequence[Credited]]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """One batch an optimizer step, of what ``unmask_observations`` gives; and its metrics.
-
-        Raises ``UserError`` if memory has become too short to learn them.
-        """
-        credited_P, metrics = self.unmask_observations(credited_P)
-        self._micro_batches.fit(_lengths(credited_P))
-        metrics |= self._micro_batches.metrics()
-        sizes = (self._config.num_mini_batches, self._micro_batches.max_tokens)
-        num_at_once = self._ranks.num_data_ranks if self._ranks is not None else 1
-        mark = self._algorithm.loss.mark
-        return pack_mini_batches(credited_P, mark, *sizes, self._cost_of, num_at_once), metrics
+        """Packs credited episodes into one batch per optimizer step; returns metrics, too."""
+        ...
 
     def learn(
         self,
@@ -174,209 +56,45 @@ class Trainer:
         changing: AbstractContextManager[object],
         rate_factor: float = 1.0,
     ) -> dict[str, float]:
-        """Learns a step's batches, one optimizer step each, for the configured number of epochs.
+        """Takes the optimizer steps, and returns metrics; weights change only inside ``changing``.
 
-        ``rate_factor`` is what rollbacks have left of the learning rate. Metrics are means over the
-        optimizer steps. Those that compare trainer and sampler are of the first one, before the
-        weights moved.
+        ``rate_factor``, lowered by rollbacks, multiplies the learning rate. Raises
+        ``FloatingPointError`` if the run has diverged.
         """
-        updates: list[dict[str, float]] = []
-        batches = [batch for batch in batches if batch.rows] or batches[:1]
-        for batch in list(batches) * self._config.num_epochs:
-            metrics: dict[str, float] = {}
-            if self.critic is not None:
-                metrics |= self.critic.step(batch, self._micro_batches.at_once)
-            if not self._is_critic_alone:
-                metrics |= self.step(batch, changing, rate_factor)
-            updates.append(metrics)
-        self._num_learnt += 1
-        merged = merge(updates)
-        return merged | self._adapted_kl(merged, sum(batch.num_sequences for batch in batches))
-
-    def _learning_rate(self, rate_factor: float) -> float:
-        """Grows over the first updates, and falls from step to step where the settings say so."""
-        config = self._config
-        warmup = min(1.0, (self.version + 1) / max(config.warmup_steps, 1))
-        done = min(1.0, self._num_learnt / max(config.num_steps - 1, 1))
-        left = 1.0 - (1.0 - config.final_learning_rate_ratio) * done
-        return config.learning_rate * rate_factor * warmup * left
-
-    def step(
-        self,
-        batch: Batch,
-        changing: AbstractContextManager[object],
-        rate_factor: float = 1.0,
-    ) -> dict[str, float]:
-        """Accumulate the gradient of the whole batch, then update the weights once.
-
-        Losses are divided by the batch's global counts, so micro-batches change nothing. Returns
-        metrics by name; a batch without rows updates nothing.
-        """
-        learning_rate = self._learning_rate(rate_factor)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        objective = Objective(
-            self._algorithm, self._policy, self._temperature, self.version, self.kl_coefficient
-        )
-        loss_of = partial(objective.share, batch=batch)
-        at_once = self._micro_batches.at_once
-        shares = gradient(self._policy, batch.rows, loss_of, self._ranks, at_once)
-        metrics = {"loss/total": sum(loss for loss, _ in shares)}
-        metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
-        grad_norm = clip_gradient(self._policy, self._config.max_grad_norm, self._ranks)
-        is_skipped = self._is_left_out(grad_norm, metrics)
-        if batch.rows and not is_skipped:
-            with changing:
-                self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.version += 1
-        metrics |= compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
-        metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": float(is_skipped)}
-        return metrics | {"optimizer/learning_rate": learning_rate}
-
-    def _is_left_out(self, grad_norm: float, metrics: Mapping[str, float]) -> bool:
-        """Whether the weights do not take this update, by the norm and the metrics of its losses.
-
-        Raises ``FloatingPointError`` after more than ``max_skipped_updates`` without a finite norm.
-        """
-        when = f"policy version {self.version} (the loss is {metrics['loss/total']:.4g})"
-        is_skipped = self._skipped.is_next(grad_norm, when)
-        ratio = metrics.get("loss/ratio", 0.0)
-        is_far = ratio > (self._algorithm.early_stop_ratio or math.inf)
-        if is_far:
-            LOG.warning("update %d is left out: the mean ratio is %.3g", self.version, ratio)
-        return is_skipped or is_far
-
-    def _adapted_kl(self, metrics: Mapping[str, float], num_episodes: int) -> dict[str, float]:
-        """The coefficient of the leash for the next step, as a metric; none without a leash."""
-        kl = self._algorithm.kl
-        if kl is None:
-            return {}
-        if kl.adaptive is not None and "kl/reference" in metrics:
-            target, horizon = kl.adaptive.target, kl.adaptive.horizon
-            self.kl_coefficient = next_coefficient(
-                self.kl_coefficient, metrics["kl/reference"], target, num_episodes, horizon
-            )
-        return {"kl/coefficient": self.kl_coefficient}
+        ...
 
     def progress(self) -> Progress:
         """The numbers that the next step depends on, for JSON."""
-        return {
-            "version": self.version,
-            "num_learnt": self._num_learnt,
-            "kl_coefficient": self.kl_coefficient,
-            "skipped_in_a_row": self._skipped.num_in_a_row,
-            "critic_updates": self.critic.num_updates if self.critic is not None else 0,
-            "critic_skipped_in_a_row": self.critic.skipped.num_in_a_row if self.critic else 0,
-        }
+        ...
 
     def writer(self, folder: Path, is_copied: bool) -> Callable[[], None]:
-        """What writes weights, critic and optimizer states into ``folder``, on any thread.
+        """Returns a function that writes weights and optimizer states into ``folder``.
 
-        ``is_copied``: as they are now, of a copy in host memory, so that training may go on. Ranks
-        call this together and write their parts. The writer raises ``OSError``.
+        It may run on any thread, and raises ``OSError``. ``is_copied``: it writes from a copy in
+        host memory, so that training can continue.
         """
-        states = copies_of(self._states()) if is_copied else self._states()
-        parts = [learnt_part(self.model, folder, self._ranks, is_copied)]
-        if self.critic is not None:
-            weights = learnt_by_name(self.critic.critic).items()
-            parts.append(SavedPart(folder, CRITIC, weights, self._ranks, is_copied))
-        group = None if self._ranks is None else self._ranks.writing_group
-
-        def write() -> None:
-            for part in parts:
-                together(self._ranks, part.write)
-            write_states(states, folder / _OPTIMIZER, group)
-
-        return write
+        ...
 
     def load(self, checkpoint: Path, progress: Progress) -> None:
-        """Take over what ``writer`` wrote, and go on from ``progress``.
-
-        Raises ``UserError`` for the weights of another model, and what reading raises.
-        """
-        restore_model(self.model, checkpoint)
-        if self.critic is not None:
-            restore_critic(self.critic.critic, checkpoint)
-        states = self._states()
-        read_states(states, checkpoint / _OPTIMIZER)
-        restore(self.model, self.optimizer, states["policy"])
-        if self.critic is not None:
-            restore(self.critic.critic, self.critic.optimizer, states["critic"])
-            self.critic.num_updates = int(progress["critic_updates"])
-            self.critic.skipped.num_in_a_row = int(progress.get("critic_skipped_in_a_row", 0))
-        self.version, self._num_learnt = int(progress["version"]), int(progress["num_learnt"])
-        # Older checkpoints do not hold the counts of skipped updates.
-        self._skipped.num_in_a_row = int(progress.get("skipped_in_a_row", 0))
-        kl = self._algorithm.kl
-        if kl is not None and kl.adaptive is not None:
-            self.kl_coefficient = progress["kl_coefficient"]
-
-    def write_merged(self, folder: Path) -> None:
-        """Write the policy for servers, its adapters merged; ranks call this together."""
-        write_merged(self.model, folder, self._ranks)
-
-    def write_learnt(self, folder: Path) -> None:
-        """Write the policy as a checkpoint holds it, its adapters alone; ranks call it together."""
-        write_learnt(self.model, folder, self._ranks)
-
-    def text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """The policy's log-probability of each token of a text but the first, at temperature 1.
-
-        Ranks call this together.
-        """
-        return text_logprobs(self._policy, token_ids)
-
-    def weights_digest(self) -> str:
-        """A checksum of the policy's weights; ranks call this together."""
-        return weights_digest(self.model)
-
-    @property
-    def device(self) -> torch.device:
-        """What this process computes on."""
-        return self.model.device if self._ranks is None else self._ranks.device
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether that is a GPU."""
-        return self.device.type != "cpu"
-
-    def _states(self) -> dict[str, States]:
-        states = {"policy": states_of(self.model, self.optimizer)}
-        if self.critic is not None:
-            states["critic"] = states_of(self.critic.critic, self.critic.optimizer)
-        return states
+        """Restores what ``writer`` wrote; raises ``UserError`` for another model."""
+        ...
 
     def close(self) -> None:
-        """Nothing of it outlives this process; a trainer of ranks ends them."""
-
-    @property
-    def _is_critic_alone(self) -> bool:
-        return self.critic is not None and (self._num_learnt < self.critic.config.num_warmup_steps)
+        """Ends the ranks, if there are any."""
+        ...
 
 
-def _shard(
-    ranks: Ranks, policy: TokenLogprobs, reference: TokenLogprobs | None, critic: Critic | None
-) -> None:
-    """Cut the weights of every model over the ranks, in place; raises ``UserError``."""
-    for name, root in {"policy": policy, "reference": reference, "critic": critic}.items():
-        if root is not None:
-            base = root.base if isinstance(root, Critic) else root.model
-            ranks.shard(root, base, name in ranks.placement.offload)
-            root.sequence_ranks = ranks.sequence_ranks
-        if isinstance(root, TokenLogprobs):
-            check_packed(root, is_cast=ranks.placement.compute_dtype is not None)
-
-
-def _lengths(credited_P: Sequence[Sequence[Credited]]) -> list[int]:
-    """The tokens of each sequence that a step learns."""
-    episodes = (each.episode for credited in credited_P for each in credited)
-    return [context.num_tokens for episode in episodes for context in episode.contexts]
-
-
-def _regrouped(
-    flat: Sequence[Credited], credited_P: Sequence[Sequence[Credited]]
-) -> list[list[Credited]]:
-    """``flat`` in groups of the sizes of ``credited_P``."""
-    in_order = iter(flat)
-    return [[next(in_order) for _ in credited] for credited in credited_P]
+def open_trainer(
+    config: RunConfig, start_ranks: StartRanks[TrainerRank] = RankProcesses
+) -> Trainer:
+    """Opens the trainer of ``placement``, in this process or as ranks; raises ``UserError``."""
+    choose_matmul_kernel()
+    model = config.model
+    if config.placement.num_ranks is None:
+        return build_trainer(load_policy(model, config.seed), config)
+    if config.placement.has_server:  # the driver's model computes nothing and needs no weights
+        model = model.model_copy(update={"device": "cpu"})
+        policy = without_weights(load_policy(model, config.seed, in_parts=True))
+    else:
+        policy = load_policy(model, config.seed)
+    return TrainerRanks(policy, config, start_ranks)

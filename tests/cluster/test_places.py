@@ -64,7 +64,7 @@ def places_of(config: RunConfig) -> Iterator[RayPlaces]:
 def test_ranks_sum_fail_and_die_together():
     with places_of(config_of()) as places:
         ranks = places.start_ranks(2, Summing, "cpu", 60)
-        assert ranks.call("sum", [1.0, 2.0]) == 3.0
+        assert ranks.call(Summing.sum, [1.0, 2.0]) == 3.0
         listening = {
             found.laddr.ip
             for found in psutil.Process().net_connections("tcp")
@@ -72,13 +72,13 @@ def test_ranks_sum_fail_and_die_together():
         }
         assert listening == {places._address}, "and not at every address of this machine"
         with pytest.raises(UserError, match="nothing to sum"):
-            ranks.call("sum", [])
+            ranks.call(Summing.sum, [])
         with pytest.raises(RankDiedError, match="have ended"):
-            ranks.call("sum", [1.0, 2.0])
+            ranks.call(Summing.sum, [1.0, 2.0])
     with places_of(config_of()) as places:
         ranks = places.start_ranks(2, Summing, "cpu", 60)
         with pytest.raises(RankDiedError, match="rank 1 has died"):
-            ranks.call("die")
+            ranks.call(Summing.die)
 
 
 def test_servers_share_the_gpus_of_ranks_or_have_their_own():

@@ -20,12 +20,12 @@ from forage.plan.memory_parts import Memory
 from forage.rollout.engines.torch.cache_shape import cache_shape
 from forage.rollout.engines.torch.slots import SlotCache, round_up
 from forage.training.activations import activation_bytes, kept_bytes
+from forage.training.build_trainer import build_trainer
 from forage.training.gradients import accumulate
+from forage.training.local_trainer import LocalTrainer
 from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy
 from forage.training.model_size import ModelSize, OtherSizes, measure
-from forage.training.ranks.trainer_rank import build_trainer
-from forage.training.trainer import Trainer
 
 WARM = Path(__file__).parents[2] / "forage" / "warm" / "model"
 PPO = {"advantage": "gae", "kl": {"coefficient": 0.001}}
@@ -76,7 +76,7 @@ def give_gradients_and_step(model: nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 @cache
-def trained() -> tuple[Trainer, int]:
+def trained() -> tuple[LocalTrainer, int]:
     """A PPO trainer of the warm model after one step, and the bytes of the policy's gradients."""
     config = make_config(algorithm=PPO)
     trainer = build_trainer(load_model(config.model), config)

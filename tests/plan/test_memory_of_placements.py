@@ -258,7 +258,7 @@ def num_bytes_gathered(root: nn.Module) -> int:
 
 
 @pytest.fixture(scope="module")
-def four_ranks() -> Iterator[RankProcesses]:
+def four_ranks() -> Iterator[RankProcesses[Rank]]:
     with closing(RankProcesses(4, Rank, "cpu", timeout_s=60)) as ranks:
         yield ranks
 
@@ -267,7 +267,7 @@ def four_ranks() -> Iterator[RankProcesses]:
     "keys", [{}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "replicas": 2}]
 )
 def test_a_rank_holds_and_gathers_what_is_planned(
-    four_ranks: RankProcesses, tmp_path: Path, keys: dict[str, Any]
+    four_ranks: RankProcesses[Rank], tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     """The plan also sharded embedding and head over tensor-parallel ranks, and gathered less.
 
@@ -280,7 +280,7 @@ def test_a_rank_holds_and_gathers_what_is_planned(
     assert size is not None
     memory = plan_memory(config, size, OtherSizes(), num_cores=1)
     weights, moments, gradients, gathered, whole = four_ranks.call(
-        "held", config.placement.learning
+        Rank.held, config.placement.learning
     )
     assert part(memory, "weights") == pytest.approx(weights, rel=0.01)
     assert part(memory, "optimizer (AdamW)") == pytest.approx(moments, rel=0.01)

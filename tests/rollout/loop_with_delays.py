@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from forage.publish import Publisher, Updated
 from forage.rollout.engines.engine import Engine
 from forage.rollout.play.player import Job
-from forage.training.ranks.trainer_ranks import AnyTrainer
+from forage.training.trainer import Trainer
 from forage.types import Episode, Group, Origin, Sampling, Segment
 from tests.rollout.play.stage import episode_of
 from tests.rollout.play.test_groups import config_of, groups_of
@@ -68,7 +68,7 @@ class LoopWithDelays:
         self.model, self.version = model, 0
         self._plain = twin(model)
         self._engine = engine
-        self._publisher = Publisher(updated, cast(AnyTrainer, self))
+        self._publisher = Publisher(updated, cast(Trainer, self))
         self._max_staleness = max_staleness
         self._random = random.Random(seed)
         self._longest_s, self._num_tokens = longest_s, num_tokens

@@ -32,8 +32,8 @@ from forage.training.checkpoints.optimizer_states import states_of
 from forage.training.checkpoints.run_state import STATE, RunState
 from forage.training.checkpoints.saved_weights import write_config
 from forage.training.critic import Critic
+from forage.training.local_trainer import LocalTrainer
 from forage.training.ranks.sharding import Ranks, gathered, whole
-from forage.training.trainer import Trainer
 from tests.models.families import make_family
 from tests.rollout.tiny_models import VOCABULARY, Architecture, make_model
 from tests.training.sequences import credited, episode
@@ -103,7 +103,7 @@ def model_of(case: Case, seed: int = 0) -> PreTrainedModel:
     return cast(case, make_family(case.family, seed, VOCABULARY))
 
 
-def trainer_of(case: Case, placement: TrainerPlacement | None) -> Trainer:
+def trainer_of(case: Case, placement: TrainerPlacement | None) -> LocalTrainer:
     model = model_of(case)
     if case.has_adapters:
         lora.add_adapters(model, LoraConfig(rank=4), "base", seed=1)
@@ -123,7 +123,7 @@ def trainer_of(case: Case, placement: TrainerPlacement | None) -> Trainer:
     if case.algorithm.kl is not None:
         reference = model_of(case, seed=4).requires_grad_(False)
     config = TrainerConfig(learning_rate=1e-3, max_grad_norm=case.max_grad_norm)
-    return Trainer(model, config, case.algorithm, 1.0, reference, critic, placement)
+    return LocalTrainer(model, config, case.algorithm, 1.0, reference, critic, placement)
 
 
 def learn(case: Case, placement: TrainerPlacement | None, batch: Batch | None = None) -> Learnt:
@@ -169,7 +169,7 @@ def forward_after_update(case: Case, placement: TrainerPlacement | None) -> list
     return [values for each in filled for values in (each.old_logprobs_M, each.values_M)]
 
 
-def saved(trainer: Trainer) -> dict[str, Tensor]:
+def saved(trainer: LocalTrainer) -> dict[str, Tensor]:
     """The whole content of a checkpoint of the policy and the critic."""
     models: list[Any] = [("policy", trainer.model, trainer.optimizer)]
     if trainer.critic is not None:
@@ -259,6 +259,14 @@ class Unlucky:
         if dist.get_rank() == 1:
             raise UserError("rank 1 has no luck")
         dist.all_reduce(torch.zeros(1))
+
+    def write(self, is_shared: bool) -> None:
+        if is_shared or dist.get_rank() == 1:
+            raise OSError("no space left")
+        dist.all_reduce(torch.zeros(1))
+
+    def count(self) -> int:
+        return dist.get_world_size()
 
     def die(self) -> None:
         if dist.get_rank() == 1:

@@ -15,7 +15,7 @@ from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic
 from forage.training.forward_passes import correct
-from forage.training.trainer import Trainer
+from forage.training.local_trainer import LocalTrainer
 from forage.types import Origin
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
 from tests.training.sequences import episode, sampled_by
@@ -24,9 +24,9 @@ EPISODES = tuple(episode(seed) for seed in range(6))
 VIEWS = [[uncredited(each)] for each in EPISODES]
 
 
-def trainer(algorithm: AlgorithmConfig, max_tokens: int = 4096, **beside: object) -> Trainer:
+def trainer(algorithm: AlgorithmConfig, max_tokens: int = 4096, **beside: object) -> LocalTrainer:
     config = TrainerConfig(max_tokens_per_micro_batch=max_tokens)
-    return Trainer(make_model(), config, algorithm, 0.8, **beside)  # pyright: ignore[reportArgumentType]
+    return LocalTrainer(make_model(), config, algorithm, 0.8, **beside)  # pyright: ignore[reportArgumentType]
 
 
 def flat(views: list[list[Credited]]) -> list[Credited]:

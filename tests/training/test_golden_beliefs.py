@@ -14,7 +14,7 @@ from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.training.credit import Credit
 from forage.training.golden_beliefs import GoldenBeliefs, calls_by_turn, with_others
-from forage.training.trainer import Trainer
+from forage.training.local_trainer import LocalTrainer
 from forage.types import ActionKind, Episode, Group, Question, Reward, Status, Turn
 from tests.fakes import segments_of, tiny_codec, tiny_model
 from tests.rollout.tiny_models import plain_logprobs, twin
@@ -38,20 +38,20 @@ NEVER = episode("P 1 2  S 3", ANSWER)
 OTHER = episode("P 9  S 8  O 20 21  S 5", SEARCH, ANSWER, question="other", golden="Rome")
 
 
-def trainer(gain: GainBefore | GainOverOthers) -> tuple[Trainer, AlgorithmConfig]:
+def trainer(gain: GainBefore | GainOverOthers) -> tuple[LocalTrainer, AlgorithmConfig]:
     estimator = TurnLevel(normalise_by_std=False, information_gain=gain)
     algorithm = AlgorithmConfig(advantage=estimator)
     config = TrainerConfig(max_tokens_per_micro_batch=256)
     beliefs = GoldenBeliefs(tiny_codec(), gain)
-    return Trainer(tiny_model(), config, algorithm, TEMPERATURE, golden=beliefs), algorithm
+    return LocalTrainer(tiny_model(), config, algorithm, TEMPERATURE, golden=beliefs), algorithm
 
 
-def prepared(asked: Trainer, *episodes: Episode) -> list[Credited]:
+def prepared(asked: LocalTrainer, *episodes: Episode) -> list[Credited]:
     ((credited), _) = asked.prepare([[uncredited(each) for each in episodes]])
     return credited[0]
 
 
-def belief(asked: Trainer, *context: int, golden: str = "Tiber") -> float:
+def belief(asked: LocalTrainer, *context: int, golden: str = "Tiber") -> float:
     """The mean log-probability of the golden answer, by a plain forward pass over one sequence."""
     codec = tiny_codec()
     frame, answer = codec.encode_trusted("<answer>"), codec.encode_untrusted(f" {golden}")

@@ -27,6 +27,7 @@ from forage.rollout.engines.torch import forward as forward_module
 from forage.rollout.engines.torch.forward import rows_are_independent
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training import lora
+from forage.training.build_trainer import build_trainer
 from forage.training.checkpoints.checkpoint import (
     RunState,
     latest_checkpoint,
@@ -34,6 +35,7 @@ from forage.training.checkpoints.checkpoint import (
 )
 from forage.training.export import export_model
 from forage.training.layouts.open_layout import stored_safetensors
+from forage.training.local_trainer import LocalTrainer
 from forage.training.logprobs import token_logprobs
 from forage.training.model import (
     load_model,
@@ -43,8 +45,6 @@ from forage.training.model import (
     save_model,
     weights_by_name,
 )
-from forage.training.ranks.trainer_rank import build_trainer
-from forage.training.trainer import Trainer
 from forage.types import Origin, Segment
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.running_engines import LETTERS, Plan, play, publish
@@ -222,7 +222,9 @@ async def test_the_sampler_with_adapters_is_the_trainer(
     model = make_model(architecture)
     lora.add_adapters(model, LoraConfig(rank=4), "base", seed=0)
     stir(model, scale=0.05)
-    trainer = Trainer(model, TrainerConfig(learning_rate=1e-2), AlgorithmConfig(), temperature=1.0)
+    trainer = LocalTrainer(
+        model, TrainerConfig(learning_rate=1e-2), AlgorithmConfig(), temperature=1.0
+    )
     engine = TorchEngine(
         model, LETTERS, TorchPlacement(num_slots=4, tile_rows=4), max_tokens=400, num_threads=1
     )
@@ -317,12 +319,12 @@ def test_damaged_or_foreign_adapters_are_an_error_that_names_them(base: Path, tm
 PPO = {"advantage": "gae", "kl": {"coefficient": 0.05, "place": "reward"}}
 
 
-def new_trainer(base: Path, algorithm: dict[str, object], seed: int = 0) -> Trainer:
+def new_trainer(base: Path, algorithm: dict[str, object], seed: int = 0) -> LocalTrainer:
     config = run_config(base, algorithm=algorithm, seed=seed)
     return build_trainer(load_policy(config.model, seed), config)
 
 
-def learn(trainer: Trainer, *steps: int) -> None:
+def learn(trainer: LocalTrainer, *steps: int) -> None:
     for step in steps:
         episodes = [episode(2 * step), episode(2 * step + 1)]
         (seen,), _ = trainer.prepare([[uncredited(each) for each in episodes]])
@@ -337,7 +339,7 @@ def learn(trainer: Trainer, *steps: int) -> None:
         trainer.learn([pack(ready, 4096)], nullcontext())
 
 
-def save(run_dir: Path, trainer: Trainer) -> Path:
+def save(run_dir: Path, trainer: LocalTrainer) -> Path:
     state = RunState(trainer.version, 0, {})
     return begin(run_dir, trainer, state, num_kept=3)()
 

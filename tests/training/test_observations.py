@@ -15,9 +15,9 @@ from forage.config.algorithm_config import AlgorithmConfig, KlConfig
 from forage.config.run_config import build_config
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
+from forage.training.build_trainer import build_trainer
 from forage.training.forward_passes import fill_in_observed, unmask
-from forage.training.ranks.trainer_rank import build_trainer
-from forage.training.trainer import Trainer
+from forage.training.local_trainer import LocalTrainer
 from forage.types import Episode, Origin, Segment, Status
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
 from tests.training.sequences import QUESTION, credited, episode, sampled_by
@@ -69,7 +69,7 @@ def test_the_prompt_is_never_trained_and_neither_is_what_precedes_the_first_samp
 
 
 def test_by_default_the_episodes_come_back_as_they_are():
-    trainer = Trainer(make_model(), TrainerConfig(), AlgorithmConfig(), 1.0)
+    trainer = LocalTrainer(make_model(), TrainerConfig(), AlgorithmConfig(), 1.0)
     credited_P = [[credited(e, a)] for e, a in zip(EPISODES, ADVANTAGES, strict=True)]
     unmasked_P, metrics = trainer.unmask_observations(credited_P)
     assert all(mine is theirs for (mine,), (theirs,) in zip(unmasked_P, credited_P, strict=True))
@@ -79,7 +79,7 @@ def test_by_default_the_episodes_come_back_as_they_are():
 def gradient(algorithm: AlgorithmConfig) -> tuple[dict[str, Tensor], dict[str, float]]:
     """What the trainer learns from the episodes, and its metrics."""
     model = make_model()
-    trainer = Trainer(model, TrainerConfig(max_grad_norm=1e9), algorithm, 0.8)
+    trainer = LocalTrainer(model, TrainerConfig(max_grad_norm=1e9), algorithm, 0.8)
     episodes = [sampled_by(model, each, 0.8) for each in EPISODES]
     credited_P, metrics = trainer.unmask_observations(
         [[credited(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)]
@@ -118,7 +118,7 @@ def test_the_setting_changes_the_gradient_to_that_of_every_token_after_the_promp
 def test_the_leash_holds_observations_too():
     reference = make_model(seed=1)
     algorithm = AlgorithmConfig(train_observations=True, kl=KlConfig(coefficient=0.1))
-    trainer = Trainer(make_model(), TrainerConfig(), algorithm, 1.0, reference)
+    trainer = LocalTrainer(make_model(), TrainerConfig(), algorithm, 1.0, reference)
     views, _ = trainer.prepare([[credited(EPISODES[0], 1.0)]])
     ((wide,),), _ = trainer.unmask_observations(views)
     logprobs_TV = plain_logprobs(twin(reference), EPISODES[0].token_ids_T, 1.0)
@@ -129,7 +129,7 @@ def test_the_leash_holds_observations_too():
 
 
 def test_a_step_of_which_nothing_is_left_is_unmasked_without_complaint():
-    trainer = Trainer(make_model(), TrainerConfig(), UNMASKED, 1.0)
+    trainer = LocalTrainer(make_model(), TrainerConfig(), UNMASKED, 1.0)
     assert trainer.unmask_observations([[], []]) == ([[], []], {"loss/observed_fraction": 0.0})
 
 

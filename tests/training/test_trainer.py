@@ -29,7 +29,7 @@ from forage.config.placement_config import TorchPlacement
 from forage.config.trainer_config import TrainerConfig
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.checkpoints.saved_weights import write_config
-from forage.training.trainer import Trainer
+from forage.training.local_trainer import LocalTrainer
 from forage.types import Episode, Origin, Segment
 from tests.rollout.running_engines import LETTERS, Plan, play
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
@@ -75,8 +75,8 @@ def new_trainer(
     config: TrainerConfig = NO_CLIPPING,
     temperature: float = 1.0,
     model: PreTrainedModel | None = None,
-) -> Trainer:
-    return Trainer(model or make_model(), config, algorithm or AlgorithmConfig(), temperature)
+) -> LocalTrainer:
+    return LocalTrainer(model or make_model(), config, algorithm or AlgorithmConfig(), temperature)
 
 
 def near(each: Episode, seed: int) -> Episode:
@@ -89,7 +89,7 @@ def near(each: Episode, seed: int) -> Episode:
     return replace(each, segments=segments)
 
 
-def step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
+def step(trainer: LocalTrainer, batch: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
     """The metrics of a step, and the gradient passed to the optimizer."""
     gradient: dict[str, Tensor] = {}
 
@@ -214,7 +214,7 @@ def test_the_gradient_is_that_of_the_published_formula(algorithm: AlgorithmConfi
     model = make_model()
     episodes = [near(sampled_by(model, each, 0.8), seed) for seed, each in enumerate(EPISODES)]
     reference = make_model(seed=1) if algorithm.kl is not None else None
-    trainer = Trainer(model, NO_CLIPPING, algorithm, 0.8, reference)
+    trainer = LocalTrainer(model, NO_CLIPPING, algorithm, 0.8, reference)
     plain = twin(model)
     other = twin(reference) if reference is not None else None
     views, _ = trainer.prepare(
@@ -322,12 +322,12 @@ def test_the_leash_is_tightened_while_the_policy_is_too_far_away(tmp_path: Path)
     kl = KlConfig(coefficient=0.1, adaptive=AdaptiveKl(target=1e-6, horizon=6))
     algorithm = AlgorithmConfig(kl=kl)
     model, reference = make_model(), make_model(seed=1)
-    trainer = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
+    trainer = LocalTrainer(model, NO_CLIPPING, algorithm, 1.0, reference)
     views, _ = trainer.prepare([[credited(each, 0.5)] for each in EPISODES])
     metrics = trainer.learn([pack([each for (each,) in views], 4096)], nullcontext())
     assert metrics["kl/reference"] > 1e-6
     assert metrics["kl/coefficient"] == trainer.kl_coefficient == pytest.approx(0.1 * 1.2)
-    resumed = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
+    resumed = LocalTrainer(model, NO_CLIPPING, algorithm, 1.0, reference)
     write_config(model, tmp_path)
     trainer.writer(tmp_path, is_copied=False)()
     resumed.load(tmp_path, trainer.progress())

@@ -41,7 +41,7 @@ from forage.training.checkpoints.checkpoint_manifest import (
 )
 from forage.training.checkpoints.run_state import STATE, RunState, read_state
 from forage.training.checkpoints.saved_weights import write_config
-from forage.training.ranks.trainer_ranks import AnyTrainer
+from forage.training.trainer import Trainer
 from forage.types import Episode
 
 LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ _PROGRESS, _AHEAD = "progress.json", "ahead.jsonl"
 
 async def begin_checkpoint(
     run_dir: Path,
-    trainer: AnyTrainer,
+    trainer: Trainer,
     tokenizer: PreTrainedTokenizerFast,
     state: RunState,
     num_kept: int,
@@ -118,7 +118,7 @@ def _keeping_the_previous(run_dir: Path, final: Path) -> Iterator[None]:
         raise UserError(f"cannot write the checkpoint {final}: {error}; {left}") from error
 
 
-def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
+def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
     """Restores weights and optimizers, and returns the run's state.
 
     Raises ``DamagedCheckpointError`` before anything changes, and ``UserError`` for the checkpoint

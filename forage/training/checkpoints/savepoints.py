@@ -35,7 +35,7 @@ from forage.training.checkpoints.remote_copies import SETTINGS_FILE, copies_of
 from forage.training.checkpoints.run_id import run_id_of
 from forage.training.checkpoints.run_state import RunState
 from forage.training.credit import Credit
-from forage.training.ranks.trainer_ranks import AnyTrainer
+from forage.training.trainer import Trainer
 from forage.types import Episode, TokenizerId
 
 LOG = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Savepoints:
     def __init__(
         self,
         config: RunConfig,
-        trainer: AnyTrainer,
+        trainer: Trainer,
         tokenizer: PreTrainedTokenizerFast,
         records: RunRecords,
         credit: Credit,

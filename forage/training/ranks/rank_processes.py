@@ -2,8 +2,8 @@
 
 The driver starts them, sends each call to all, and returns rank 0's result. They find each other
 through a store in the driver. A rank that fails or dies ends all of them, because the others may be
-waiting for it in a collective. ``cluster/`` has ranks on several machines, which join, reply and
-fail through the same functions.
+waiting for it in a collective; only errors that all raise together leave them alive. ``cluster/``
+has ranks on several machines, which join, reply and fail through the same functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, get_context
-from typing import Any, Protocol
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,19 +33,32 @@ from forage.hardware import (
 )
 from forage.retrieval.serve.port import bind_port
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
+P = ParamSpec("P")
+
 _HOST = "127.0.0.1"
 _GRACE_S = 5.0
+
+SHARED_ERRORS = (OSError, FloatingPointError)
+"""What ranks can raise together, of a full disk or a diverged run, and then take the next call."""
 
 
 class RankDiedError(PartLostError):
     """A rank's process is gone, or timed out waiting for another."""
 
 
-class RankGroup(Protocol):
+class RankGroup(Protocol[T_co]):
     """A group of ranks that each hold an object."""
 
-    def call(self, method: str, *arguments: object) -> Any:
-        """Calls a method on every rank; returns rank 0's result. Raises what a rank raises."""
+    def call(
+        self, method: Callable[Concatenate[T_co, P], R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """Calls an importable function with every rank's object; returns rank 0's result.
+
+        Raises what a rank raises.
+        """
         ...
 
     def close(self) -> None:
@@ -53,7 +66,7 @@ class RankGroup(Protocol):
         ...
 
 
-StartRanks = Callable[[int, Callable[[], object], str, float], RankGroup]
+StartRanks = Callable[[int, Callable[[], T], str, float], RankGroup[T]]
 """Starts ranks; takes their number, what each creates, the device type and the timeout."""
 
 
@@ -72,11 +85,11 @@ class RankPlace:
     timeout_s: float
 
 
-class RankProcesses:
+class RankProcesses(Generic[T]):
     """Processes that form torch's default process group; close them."""
 
     def __init__(
-        self, num_ranks: int, make: Callable[[], object], device_type: str, timeout_s: float
+        self, num_ranks: int, make: Callable[[], T], device_type: str, timeout_s: float
     ) -> None:
         """Starts the ranks; each calls ``make``, which must be picklable. Raises what it raises.
 
@@ -102,11 +115,13 @@ class RankProcesses:
             self._processes.append(process)
         self._answer()
 
-    def call(self, method: str, *arguments: object) -> Any:
-        """Calls a method on every rank; returns rank 0's result. Raises what a rank raises."""
+    def call(
+        self, method: Callable[Concatenate[T, P], R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """See ``RankGroup``."""
         if not self._processes:
             raise RankDiedError("the ranks have ended")
-        message = pickle.dumps((method, arguments), protocol=pickle.HIGHEST_PROTOCOL)
+        message = pickle.dumps((method, arguments, named), protocol=pickle.HIGHEST_PROTOCOL)
         for rank, each in enumerate(self._connections):
             try:
                 each.send_bytes(message)
@@ -132,8 +147,9 @@ class RankProcesses:
         """Waits for all ranks; raises the first error not caused by another rank's death."""
         waiting = dict(zip(self._connections, range(len(self._connections)), strict=True))
         first: Any = None
-        while waiting:
-            for ready in connection.wait(list(waiting)):
+        shared: list[Exception] = []
+        while waiting and (found := connection.wait(list(waiting), _GRACE_S if shared else None)):
+            for ready in found:
                 assert isinstance(ready, connection.Connection), "nothing else is waited for"
                 rank = waiting.pop(ready)
                 try:
@@ -141,15 +157,21 @@ class RankProcesses:
                 except (EOFError, OSError) as error:
                     self._end()
                     raise RankDiedError(f"rank {rank} has died") from error
-                if not is_right:
+                if isinstance(answer, SHARED_ERRORS) and not is_right:
+                    shared.append(answer)
+                elif not is_right:
                     if isinstance(answer, RankDiedError):  # the death of the other rank shows soon
                         connection.wait([each.sentinel for each in self._processes], _GRACE_S)
                         dead = [r for r, each in enumerate(self._processes) if each.exitcode]
                         answer = RankDiedError(f"rank {dead[0]} has died") if dead else answer
                     self._end()
                     raise answer
-                if rank == 0:
+                elif rank == 0:
                     first = answer
+        if shared:
+            if len(shared) < len(self._connections):
+                self._end()
+            raise shared[0]
         return first
 
     def _end(self) -> None:
@@ -170,8 +192,8 @@ def _serve(driver: connection.Connection, make: Callable[[], object], place: Ran
 
         driver.send_bytes(answer_of(begin))
         while made:
-            method, arguments = pickle.loads(driver.recv_bytes())
-            driver.send_bytes(answer_of(getattr(made[0], method), *arguments))
+            method, arguments, named = pickle.loads(driver.recv_bytes())
+            driver.send_bytes(answer_of(method, made[0], *arguments, **named))
 
 
 def open_store(host: str) -> TCPStore:
@@ -185,14 +207,14 @@ def open_store(host: str) -> TCPStore:
     )
 
 
-def answer_of(work: Callable[..., object], *arguments: object) -> bytes:
+def answer_of(work: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> bytes:
     """Runs ``work``; returns (True, rank 0's result) or (False, the error), pickled.
 
     The error has its traceback as a note. A timeout in a collective becomes a ``RankDiedError``.
     """
     is_right = True
     try:
-        answer = work(*arguments)
+        answer = work(*arguments, **named)
     except Exception as error:  # raised again in the driver
         import traceback
 

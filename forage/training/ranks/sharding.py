@@ -169,7 +169,9 @@ class Ranks:
                 results[index] = (loss.item(), report)
         return self._gather(results)
 
-    def evaluate(self, rows: Sequence[Rows], run: Callable[[Rows], Tensor]) -> list[Tensor]:
+    def evaluate(
+        self, root: nn.Module, rows: Sequence[Rows], run: Callable[[Rows], Tensor]
+    ) -> list[Tensor]:
         """Results of ``run`` on all micro-batches, without gradients; the same on every rank."""
         results: dict[int, Tensor] = {}
         with torch.no_grad():

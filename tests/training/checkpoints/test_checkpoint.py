@@ -33,9 +33,9 @@ from forage.training.checkpoints.checkpoint import (
 from forage.training.checkpoints.checkpoint_manifest import DamagedCheckpointError
 from forage.training.critic import Critic
 from forage.training.export import export_model, import_checkpoint
+from forage.training.local_trainer import LocalTrainer
 from forage.training.model import new_model
 from forage.training.ranks.rank_processes import RankDiedError
-from forage.training.trainer import Trainer
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.training.sequences import batch_of, episode
 
@@ -43,33 +43,33 @@ OPTIMIZER = "optimizer/__0_0.distcp"
 CONFIG = TrainerConfig(learning_rate=1e-3, warmup_steps=3)
 
 
-def new_trainer(seed: int = 0) -> Trainer:
-    return Trainer(tiny_model(seed), CONFIG, AlgorithmConfig(), temperature=1.0)
+def new_trainer(seed: int = 0) -> LocalTrainer:
+    return LocalTrainer(tiny_model(seed), CONFIG, AlgorithmConfig(), temperature=1.0)
 
 
 def batch(step: int) -> Batch:
     return batch_of([episode(step * 2), episode(step * 2 + 1)], [1.0, -1.0])
 
 
-def learn(trainer: Trainer, *steps: int) -> None:
+def learn(trainer: LocalTrainer, *steps: int) -> None:
     for step in steps:
         trainer.step(batch(step), nullcontext())
 
 
-def save(run_dir: Path, trainer: Trainer, num_kept: int = 2, seed: int = 3) -> Path:
+def save(run_dir: Path, trainer: LocalTrainer, num_kept: int = 2, seed: int = 3) -> Path:
     state = RunState(trainer.version, seed, {"metrics.jsonl": 10 * trainer.version})
     return begin(run_dir, trainer, state, num_kept)()
 
 
 def begin(
-    run_dir: Path, trainer: Trainer, state: RunState, num_kept: int = 2, is_copied: bool = True
+    run_dir: Path, trainer: LocalTrainer, state: RunState, num_kept: int = 2, is_copied: bool = True
 ) -> Callable[[], Path]:
     return asyncio.run(
         begin_checkpoint(run_dir, trainer, tiny_tokenizer(), state, num_kept, is_copied)
     )
 
 
-def assert_same_weights(trainer: Trainer, other: Trainer) -> None:
+def assert_same_weights(trainer: LocalTrainer, other: LocalTrainer) -> None:
     expected = other.model.state_dict()
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(weight, expected[name]), name
@@ -258,7 +258,7 @@ def test_a_checkpoint_of_another_model_is_an_error(
     num_layers, width = layers_and_width
     model = new_model(len(tiny_tokenizer()), width, num_layers, 2, 1, 512, seed=0)
     with pytest.raises(UserError, match="is of another model"):
-        load_checkpoint(path, Trainer(model, CONFIG, AlgorithmConfig(), 1.0))
+        load_checkpoint(path, LocalTrainer(model, CONFIG, AlgorithmConfig(), 1.0))
 
 
 _FULL_DISK = """
@@ -332,7 +332,7 @@ def test_an_error_that_is_not_the_disks_stays_what_it_is(
         raise error
 
     trainer.version = 1
-    monkeypatch.setattr("forage.training.trainer.write_states", fail)
+    monkeypatch.setattr("forage.training.local_trainer.write_states", fail)
     state = RunState(1, 3, {})
     with pytest.raises(type(error), match=str(error)):
         begin(tmp_path, trainer, state, is_copied=False)()
@@ -391,11 +391,11 @@ def test_a_run_killed_while_it_writes_goes_on_from_the_checkpoint_before(tmp_pat
 PPO = AlgorithmConfig(advantage=Gae(critic=CriticConfig(learning_rate=1e-3, warmup_steps=2)))
 
 
-def new_ppo_trainer(seed: int = 0) -> Trainer:
-    return Trainer(tiny_model(seed), CONFIG, PPO, 1.0, critic=Critic(tiny_model(seed + 1)))
+def new_ppo_trainer(seed: int = 0) -> LocalTrainer:
+    return LocalTrainer(tiny_model(seed), CONFIG, PPO, 1.0, critic=Critic(tiny_model(seed + 1)))
 
 
-def learn_ppo(trainer: Trainer, *steps: int) -> None:
+def learn_ppo(trainer: LocalTrainer, *steps: int) -> None:
     for step in steps:
         played = [uncredited(episode(step * 2)), uncredited(episode(step * 2 + 1))]
         returns = [replace(each, returns_M=torch.ones_like(each.returns_M)) for each in played]
@@ -449,7 +449,7 @@ def test_a_checkpoint_without_a_critic_or_with_another_is_an_error_that_says_whi
     ppo = latest_checkpoint(tmp_path / "ppo")
     assert ppo is not None
     wide = new_model(len(tiny_tokenizer()), 64, 2, 2, 1, 512, seed=0)
-    other = Trainer(tiny_model(), CONFIG, PPO, 1.0, critic=Critic(wide))
+    other = LocalTrainer(tiny_model(), CONFIG, PPO, 1.0, critic=Critic(wide))
     with pytest.raises(
         UserError, match=r"is another model; set algorithm\.advantage\.critic\.path"
     ):

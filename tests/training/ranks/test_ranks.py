@@ -7,10 +7,11 @@ hides a wrong factor.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -30,6 +31,7 @@ from forage.config.model_config import ModelConfig
 from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import build_config
 from forage.errors import UserError
+from forage.training import build_trainer
 from forage.training.ranks import rank_processes, trainer_rank
 from forage.training.ranks.rank_processes import (
     RankDiedError,
@@ -152,25 +154,25 @@ FOUR = (
 
 
 @pytest.fixture(scope="module")
-def one() -> Iterator[RankProcesses]:
+def one() -> Iterator[RankProcesses[Rank]]:
     with closing(RankProcesses(1, Rank, "cpu", timeout_s=60)) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[RankProcesses]:
+def two() -> Iterator[RankProcesses[Rank]]:
     with closing(RankProcesses(2, Rank, "cpu", timeout_s=60)) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
-def four() -> Iterator[RankProcesses]:
+def four() -> Iterator[RankProcesses[Rank]]:
     with closing(RankProcesses(4, Rank, "cpu", timeout_s=60)) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[RankProcesses]:
+def three() -> Iterator[RankProcesses[Rank]]:
     with closing(RankProcesses(3, Rank, "cpu", timeout_s=60)) as ranks:
         yield ranks
 
@@ -197,17 +199,17 @@ def name_of(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", ONE, ids=name_of)
-def test_one_rank_has_the_gradient_of_one_process(one: RankProcesses, case: Case):
-    assert_same(one.call("learn", case), alone(case))
+def test_one_rank_has_the_gradient_of_one_process(one: RankProcesses[Rank], case: Case):
+    assert_same(one.call(Rank.learn, case), alone(case))
 
 
 @pytest.mark.parametrize("case", TWO, ids=name_of)
-def test_two_ranks_have_the_gradient_of_one_process(two: RankProcesses, case: Case):
-    assert_same(two.call("learn", case), alone(case))
+def test_two_ranks_have_the_gradient_of_one_process(two: RankProcesses[Rank], case: Case):
+    assert_same(two.call(Rank.learn, case), alone(case))
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=name_of)
-def test_two_ranks_learn_other_families_as_one_process_does(two: RankProcesses, case: Case):
+def test_two_ranks_learn_other_families_as_one_process_does(two: RankProcesses[Rank], case: Case):
     """Experts that receive no token have a gradient of 0.
 
     Torch's grouped product of experts does not support float64, and Gemma's norms compute in
@@ -215,7 +217,7 @@ def test_two_ranks_learn_other_families_as_one_process_does(two: RankProcesses, 
     """
     is_rounded = case.dtype == torch.float32 or case.name == "two kinds, ulysses"
     tolerance = 2e-6 if is_rounded else 1e-9
-    mine, theirs = two.call("learn", case), alone(case)
+    mine, theirs = two.call(Rank.learn, case), alone(case)
     assert mine.gradients.keys() == theirs.gradients.keys()
     for name, gradient in mine.gradients.items():
         expected = theirs.gradients[name]
@@ -239,30 +241,30 @@ def test_heads_are_counted_whatever_a_family_calls_them(family: str):
 
 
 @pytest.mark.parametrize("case", FOUR, ids=name_of)
-def test_four_ranks_have_the_gradient_of_one_process(four: RankProcesses, case: Case):
-    assert_same(four.call("learn", case), alone(case))
+def test_four_ranks_have_the_gradient_of_one_process(four: RankProcesses[Rank], case: Case):
+    assert_same(four.call(Rank.learn, case), alone(case))
 
 
-def test_offloaded_ranks_take_the_step_of_one_process(two: RankProcesses):
+def test_offloaded_ranks_take_the_step_of_one_process(two: RankProcesses[Rank]):
     """In one pass over each weight, which torch uses if it is requested by itself."""
     case = Case("offload", TrainerPlacement(offload=("policy",), tensor_parallel=2))
-    mine, theirs = two.call("learn", case), alone(case)
+    mine, theirs = two.call(Rank.learn, case), alone(case)
     for name, weight in mine.weights.items():
         torch.testing.assert_close(weight, theirs.weights[name], atol=1e-9, rtol=1e-9)
 
 
-def test_ranks_compute_in_bfloat16(two: RankProcesses):
+def test_ranks_compute_in_bfloat16(two: RankProcesses[Rank]):
     """Weights stay in float32; one micro-batch has the gradient of a model in bfloat16."""
     placement = TrainerPlacement(compute_dtype="bfloat16")
     case = Case("bfloat16", placement, max_tokens=4096, dtype=torch.float32)
-    mine, theirs = two.call("learn", case), alone(replace(case, dtype=torch.bfloat16))
+    mine, theirs = two.call(Rank.learn, case), alone(replace(case, dtype=torch.bfloat16))
     for name, gradient in mine.gradients.items():
         expected = theirs.gradients[name].float()
         assert (gradient - expected).norm() <= 1e-6 * expected.norm(), name
         assert mine.weights[name.removeprefix("policy.")].dtype == torch.float32
 
 
-def test_ranks_add_up_gradients_in_float32(two: RankProcesses):
+def test_ranks_add_up_gradients_in_float32(two: RankProcesses[Rank]):
     """A sum over ranks in bfloat16 went unnoticed: with one micro-batch a rank adds zeros."""
     placement = TrainerPlacement(compute_dtype="bfloat16")
     case = Case("a sum", placement, max_tokens=320, dtype=torch.float32)
@@ -270,52 +272,54 @@ def test_ranks_add_up_gradients_in_float32(two: RankProcesses):
     assert len(batch.rows) == 2, "one for each rank"
     in_bfloat16 = replace(case, dtype=torch.bfloat16)
     parts = [learn(in_bfloat16, None, replace(batch, rows=(each,))) for each in batch.rows]
-    for name, gradient in two.call("learn", case).gradients.items():
+    for name, gradient in two.call(Rank.learn, case).gradients.items():
         expected = torch.stack([part.gradients[name].float() for part in parts]).sum(0)
         assert (gradient - expected).norm() <= 1e-6 * expected.norm(), name
 
 
-def test_the_gradient_is_clipped_by_its_norm_over_all_ranks(four: RankProcesses):
+def test_the_gradient_is_clipped_by_its_norm_over_all_ranks(four: RankProcesses[Rank]):
     placement = TrainerPlacement(tensor_parallel=2, replicas=2)
     case = Case("clipped", placement, "qwen3", max_grad_norm=0.01)
-    mine, theirs = four.call("learn", case), alone(case)
+    mine, theirs = four.call(Rank.learn, case), alone(case)
     assert mine.metrics["optimizer/grad_norm"] > 10 * case.max_grad_norm
     assert_same(mine, theirs)
 
 
-def test_gradients_are_summed_over_ranks_with_each_micro_batch_or_once(two: RankProcesses):
+def test_gradients_are_summed_over_ranks_with_each_micro_batch_or_once(two: RankProcesses[Rank]):
     """``reduce_once`` did nothing, and no test detected it: the gradient is the same."""
     case = Case("sums")
     num_rounds = len(deal([1.0] * len(batch_of(case).rows), 0, 2))
     num_parts = make_model().config.num_hidden_layers + 1
     assert num_rounds > 1
-    assert two.call("see", case).num_sums == num_rounds * num_parts
+    assert two.call(Rank.see, case).num_sums == num_rounds * num_parts
     once = replace(case, placement=TrainerPlacement(reduce_once=True))
-    assert two.call("see", once).num_sums == num_parts
+    assert two.call(Rank.see, once).num_sums == num_parts
 
 
-def test_with_sequence_parallelism_a_rank_computes_its_stretch_of_every_row(two: RankProcesses):
+def test_with_sequence_parallelism_a_rank_computes_its_stretch_of_every_row(
+    two: RankProcesses[Rank],
+):
     """If each rank computed whole rows instead, no test detected it: the gradient is the same."""
     case = Case("stretches", TrainerPlacement(sequence_parallel=2))
     lengths = [len(each.packed.token_ids_N) for each in batch_of(case).rows]
-    assert two.call("see", case).num_tokens == sum(-(-length // 2) for length in lengths)
+    assert two.call(Rank.see, case).num_tokens == sum(-(-length // 2) for length in lengths)
 
 
 @pytest.mark.parametrize("offload", [(), ("policy",), ("critic",), ("reference",)], ids=str)
 def test_the_models_that_the_placement_names_rest_in_host_memory(
-    two: RankProcesses, offload: tuple[Any, ...]
+    two: RankProcesses[Rank], offload: tuple[Any, ...]
 ):
     """``offload`` did nothing, and no test detected it: on a CPU all memory is the host's."""
     algorithm = PPO.model_copy(update={"kl": KlConfig(coefficient=0.2)})
     case = Case("offload", TrainerPlacement(offload=offload), algorithm=algorithm)
-    assert two.call("see", case).offloaded == set(offload)
+    assert two.call(Rank.see, case).offloaded == set(offload)
 
 
-def test_a_forward_pass_is_of_the_weights_after_the_last_update(two: RankProcesses):
+def test_a_forward_pass_is_of_the_weights_after_the_last_update(two: RankProcesses[Rank]):
     """The root's weights gathered by the previous pass were kept, and no test detected it."""
     algorithm = PPO.model_copy(update={"decoupled": True})
     case = Case("forward", algorithm=algorithm)
-    mine, theirs = two.call("forward_after_update", case), forward_after_update(case, None)
+    mine, theirs = two.call(Rank.forward_after_update, case), forward_after_update(case, None)
     for values, expected in zip(mine, theirs, strict=True):
         assert_close(values, expected)
 
@@ -330,20 +334,20 @@ def test_a_forward_pass_is_of_the_weights_after_the_last_update(two: RankProcess
     ids=name_of,
 )
 def test_what_four_ranks_write_is_read_by_three_by_two_and_by_one(
-    four: RankProcesses,
-    three: RankProcesses,
-    two: RankProcesses,
-    one: RankProcesses,
+    four: RankProcesses[Rank],
+    three: RankProcesses[Rank],
+    two: RankProcesses[Rank],
+    one: RankProcesses[Rank],
     case: Case,
     tmp_path: Path,
 ):
     """Only two ranks and one process read what the other had written."""
-    written = four.call("write", case, tmp_path)
+    written = four.call(Rank.write, case, tmp_path)
     moments = [state for name, state in written.items() if name.endswith("exp_avg")]
     assert moments
     assert all(each.any() for each in moments)
     for ranks in (three, two, one):
-        read = ranks.call("read", replace(case, placement=TrainerPlacement()), tmp_path)
+        read = ranks.call(Rank.read, replace(case, placement=TrainerPlacement()), tmp_path)
         assert read.keys() == written.keys()
         for name, value in written.items():
             assert torch.equal(read[name], value), name
@@ -358,16 +362,18 @@ def test_what_four_ranks_write_is_read_by_three_by_two_and_by_one(
     ],
 )
 def test_a_rank_waits_for_others_as_long_as_the_placement_says(
-    four: RankProcesses, placement: TrainerPlacement
+    four: RankProcesses[Rank], placement: TrainerPlacement
 ):
     """In a subset of the ranks it waited for half an hour, torch's default, whatever was set."""
-    assert four.call("patience", placement) == {60.0}
+    assert four.call(Rank.patience, placement) == {60.0}
 
 
-def test_adam_over_two_meshes_at_once_is_adam_weight_by_weight(four: RankProcesses):
+def test_adam_over_two_meshes_at_once_is_adam_weight_by_weight(four: RankProcesses[Rank]):
     """On GPUs many weights are updated at once; with tensor parallelism they have two meshes."""
     case = Case("two meshes", TrainerPlacement(tensor_parallel=2, replicas=2), "qwen3")
-    fused, foreach, each = (four.call("weights_after", case, w) for w in ("fused", "foreach", None))
+    fused, foreach, each = (
+        four.call(Rank.weights_after, case, w) for w in ("fused", "foreach", None)
+    )
     assert all(torch.equal(weight, each[name]) for name, weight in foreach.items())
     for name, weight in fused.items():  # it multiplies in another order
         assert_close(weight, each[name], rtol=1e-12, atol=1e-14)
@@ -407,7 +413,7 @@ def listening_at(port: int) -> set[str]:
     }
 
 
-def test_ranks_meet_where_no_other_machine_reaches_them(one: RankProcesses):
+def test_ranks_meet_where_no_other_machine_reaches_them(one: RankProcesses[Rank]):
     """Torch's store listens on every address of the machine, whatever host it is given."""
     assert listening_at(one._store.port) == {"127.0.0.1"}
 
@@ -416,13 +422,26 @@ def test_a_rank_that_fails_ends_the_others_at_once():
     """Rank 1 raises while rank 0 waits for it in a sum, which would take minutes."""
     with closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks:
         with pytest.raises(UserError, match="rank 1 has no luck"):
-            ranks.call("sum")
+            ranks.call(Unlucky.sum)
         with pytest.raises(RankDiedError, match="have ended"):
-            ranks.call("sum")
+            ranks.call(Unlucky.sum)
 
 
-@pytest.mark.parametrize("method", ["die", "die_while_others_sleep"])
-def test_a_rank_that_is_killed_ends_the_others_at_once(method: str):
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_ranks_survive_an_error_of_the_disk_only_if_all_raise_it(is_shared: bool):
+    """After one rank's error others may wait for it; if all raise it, none waits."""
+    with closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks:
+        with pytest.raises(OSError, match="no space left"):
+            ranks.call(Unlucky.write, is_shared)
+        if is_shared:
+            assert ranks.call(Unlucky.count) == 2
+        else:
+            with pytest.raises(RankDiedError, match="have ended"):
+                ranks.call(Unlucky.count)
+
+
+@pytest.mark.parametrize("method", [Unlucky.die, Unlucky.die_while_others_sleep])
+def test_a_rank_that_is_killed_ends_the_others_at_once(method: Callable[[Unlucky], None]):
     """A rank that was not notified lived on as an orphan, and no test checked for it."""
     with closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks:
         processes = list(ranks._processes)
@@ -445,11 +464,11 @@ def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gp
         rank = trainer_rank.TrainerRank(build_config(tree))
         begun = int(offload)
         assert len(emptied) == begun, "a server starting next to it checks the free memory"
-        rank.learn([], 1.0)
+        rank.run(0, methodcaller("learn", [], 1.0))
         assert len(emptied) == 2 * begun, "a server wakes after it, before it is sent weights"
-        rank.load(Path("a"), {})
-        rank.write_merged(Path("a"))
-        rank.write_learnt(Path("a"))
+        rank.run(0, methodcaller("load", Path("a"), {}))
+        rank.run(0, methodcaller("write_merged", Path("a")))
+        rank.run(0, methodcaller("write_learnt", Path("a")))
         assert len(emptied) == 5 * begun
         emptied.clear()
 
@@ -492,10 +511,10 @@ def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
     critic = {"advantage": {"kind": "gae", "critic": {}}, "kl": {"coefficient": 0.1}}
     placement = {"gpus_per_node": 2, "engine": "vllm"}
     tree = {"model": {"path": "a", "device": "cuda"}, "algorithm": critic, "placement": placement}
-    monkeypatch.setattr(trainer_rank, "Trainer", made)
+    monkeypatch.setattr(build_trainer, "LocalTrainer", made)
     monkeypatch.setattr(trainer_rank, "load_policy", lambda config, *_, **__: load(config))
     for name in ("load_reference", "load_critic_base"):
-        monkeypatch.setattr(trainer_rank, name, lambda model, config, *_, **__: load(config))
+        monkeypatch.setattr(build_trainer, name, lambda model, config, *_, **__: load(config))
     trainer_rank.TrainerRank(build_config(tree))
     assert devices == ["cpu", "cpu", "cpu"]
     device_type, cost = made.call_args.args[-2:]

@@ -29,10 +29,11 @@ from forage.rollout.engines.servers.weight_sender import WeightSender
 from forage.training import lora
 from forage.training.checkpoints import weight_files
 from forage.training.checkpoints.checkpoint import RunState, begin_checkpoint, load_checkpoint
+from forage.training.local_trainer import LocalTrainer
 from forage.training.model import load_policy, save_model, weights_by_name, weights_digest
 from forage.training.ranks.skeleton import is_skeleton
-from forage.training.ranks.trainer_ranks import AnyTrainer, TrainerRanks, open_trainer
-from forage.training.trainer import Trainer
+from forage.training.ranks.trainer_ranks import TrainerRanks
+from forage.training.trainer import Trainer, open_trainer
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.folder_models import logprobs_by
 from tests.rollout.tiny_models import make_model, twin
@@ -74,20 +75,22 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def learnt(request: pytest.FixtureRequest, start: Path) -> Iterator[tuple[TrainerRanks, Trainer]]:
+def learnt(
+    request: pytest.FixtureRequest, start: Path
+) -> Iterator[tuple[TrainerRanks, LocalTrainer]]:
     """Two ranks and one process that have learned from the same batch."""
     case = CASES[request.param]
     alone = {name: section for name, section in case.items() if name != "placement"}
     process = open_trainer(config_of(start, num_ranks=None, **alone))
     with closing(open_trainer(config_of(start, **case))) as ranks:
         assert isinstance(ranks, TrainerRanks)
-        assert isinstance(process, Trainer)
+        assert isinstance(process, LocalTrainer)
         for trainer in (process, ranks):
             learn(trainer)
         yield ranks, process
 
 
-def learn(trainer: AnyTrainer) -> None:
+def learn(trainer: Trainer) -> None:
     played = [[credited(episode(0), 1.0)], [credited(episode(1), -0.5)]]
     prepared, _ = trainer.prepare(played)
     batches, _ = trainer.pack(prepared)
@@ -105,7 +108,7 @@ def assert_near(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
         assert torch.allclose(mine[name], weight, atol=2e-4), name
 
 
-def save(out: Path, trainer: AnyTrainer) -> Path:
+def save(out: Path, trainer: Trainer) -> Path:
     state = RunState(int(trainer.version), 0, {})
     begun = begin_checkpoint(out, trainer, tiny_tokenizer(), state, num_kept=9)
     return asyncio.run(begun)()
@@ -119,12 +122,14 @@ def files_of(folder: Path, stem: str) -> dict[str, Tensor]:
 
 
 def test_ranks_compute_the_log_probabilities_of_a_text_as_one_process_does(
-    learnt: tuple[TrainerRanks, Trainer],
+    learnt: tuple[TrainerRanks, LocalTrainer],
 ) -> None:
     ranks, process = learnt
     text = [1, 5, 9, 3, 7, 2]
     assert process.text_logprobs(text) == pytest.approx(plain(process.model, text), abs=1e-5)
-    assert ranks.text_logprobs(text) == pytest.approx(process.text_logprobs(text), abs=2e-3)
+    assert ranks.ranks.call(LocalTrainer.text_logprobs, text) == pytest.approx(
+        process.text_logprobs(text), abs=2e-3
+    )
 
 
 def plain(model: Any, text: list[int]) -> list[float]:
@@ -135,13 +140,13 @@ def plain(model: Any, text: list[int]) -> list[float]:
     return logprobs_by(merged, text)
 
 
-def test_the_driver_of_servers_holds_no_weight(learnt: tuple[TrainerRanks, Trainer]) -> None:
+def test_the_driver_of_servers_holds_no_weight(learnt: tuple[TrainerRanks, LocalTrainer]) -> None:
     ranks, _ = learnt
     assert all(weight.is_meta for weight in ranks.model.parameters())
 
 
 def test_a_checkpoint_of_ranks_is_that_of_one_process_and_goes_on_in_both(
-    learnt: tuple[TrainerRanks, Trainer], tmp_path: Path
+    learnt: tuple[TrainerRanks, LocalTrainer], tmp_path: Path
 ) -> None:
     ranks, process = learnt
     paths = [save(tmp_path / name, each) for name, each in (("ranks", ranks), ("one", process))]
@@ -160,29 +165,29 @@ def test_a_checkpoint_of_ranks_is_that_of_one_process_and_goes_on_in_both(
     load_checkpoint(paths[0], process)
     assert_near(weights_of(process.model), before)
     of_ranks, state = process.weights_digest(), ranks.progress()
-    assert of_ranks == ranks.weights_digest()
+    assert of_ranks == ranks.ranks.call(LocalTrainer.weights_digest)
     learn(ranks)
-    assert ranks.weights_digest() != of_ranks
+    assert ranks.ranks.call(LocalTrainer.weights_digest) != of_ranks
     load_checkpoint(paths[0], ranks)
-    assert ranks.weights_digest() == of_ranks
+    assert ranks.ranks.call(LocalTrainer.weights_digest) == of_ranks
     assert ranks.progress() == state
     load_checkpoint(paths[1], ranks)
-    assert ranks.weights_digest() == digest
+    assert ranks.ranks.call(LocalTrainer.weights_digest) == digest
     load_checkpoint(paths[0], ranks)
 
 
 def test_a_folder_for_servers_holds_the_whole_model_with_its_adapters_in_it(
-    learnt: tuple[TrainerRanks, Trainer], tmp_path: Path
+    learnt: tuple[TrainerRanks, LocalTrainer], tmp_path: Path
 ) -> None:
     ranks, process = learnt
     for name, trainer in (("ranks", ranks), ("one", process)):
-        trainer.write_merged(tmp_path / name)
+        trainer.ranks.call(LocalTrainer.write_merged, tmp_path / name)
     assert_near(*(files_of(tmp_path / name, "model") for name in ("ranks", "one")))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "ranks")
     assert_near(weights_of(model), weights_of(process.model))
     if lora.has_adapters(process.model):
         for name, trainer in (("adapters", ranks), ("adapters of one", process)):
-            trainer.write_learnt(tmp_path / name)
+            trainer.ranks.call(LocalTrainer.write_learnt, tmp_path / name)
         both = [files_of(tmp_path / n, "adapter_model") for n in ("adapters", "adapters of one")]
         assert_near(*both)
 
@@ -245,7 +250,7 @@ def group_plan(timeout_s: float, name: str | None = None) -> GroupPlan:
 
 
 def test_servers_know_the_base_of_ranks_by_the_numbers_that_one_process_gives(
-    learnt: tuple[TrainerRanks, Trainer],
+    learnt: tuple[TrainerRanks, LocalTrainer],
 ) -> None:
     ranks, process = learnt
     mine, theirs = columns_of_base(process.model, process), columns_of_base(ranks.model, ranks)
@@ -278,10 +283,10 @@ def send_all(sender: SenderOfRanks, worker: Worker | NamedWorker) -> None:
 
 
 def test_rank_0_sends_what_all_ranks_gather_and_the_driver_sees_no_byte_of_it(
-    learnt: tuple[TrainerRanks, Trainer],
+    learnt: tuple[TrainerRanks, LocalTrainer],
 ) -> None:
     ranks, process = learnt
-    sender = SenderOfRanks(ranks)
+    sender = SenderOfRanks(ranks.ranks)
     alone = WeightSender(partial(weights_by_name, process.model), CPU)
     assert sender.tensors() == alone.tensors()
     assert sender.gpu() == []
@@ -295,10 +300,10 @@ def test_rank_0_sends_what_all_ranks_gather_and_the_driver_sees_no_byte_of_it(
 
 
 def test_rank_0_sends_tensor_by_tensor_to_a_group_with_a_name(
-    learnt: tuple[TrainerRanks, Trainer],
+    learnt: tuple[TrainerRanks, LocalTrainer],
 ) -> None:
     ranks, process = learnt
-    sender = SenderOfRanks(ranks)
+    sender = SenderOfRanks(ranks.ranks)
     (info,) = sender.open_group(group_plan(30.0, NAME))
     worker = NamedWorker(info)
     meet(sender, worker)
@@ -308,12 +313,14 @@ def test_rank_0_sends_tensor_by_tensor_to_a_group_with_a_name(
     sender.leave()
 
 
-def test_weights_are_sent_in_the_type_of_the_servers(learnt: tuple[TrainerRanks, Trainer]) -> None:
+def test_weights_are_sent_in_the_type_of_the_servers(
+    learnt: tuple[TrainerRanks, LocalTrainer],
+) -> None:
     """Servers that sample in bfloat16 were sent float32: twice the bytes, half of them
     discarded.
     """
     ranks, process = learnt
-    sender = SenderOfRanks(ranks, torch.bfloat16)
+    sender = SenderOfRanks(ranks.ranks, torch.bfloat16)
     assert set(sender.tensors().dtypes) == {"bfloat16"}
     (info,) = sender.open_group(group_plan(30.0))
     worker = Worker(info)
@@ -326,11 +333,11 @@ def test_weights_are_sent_in_the_type_of_the_servers(learnt: tuple[TrainerRanks,
 
 
 def test_a_server_that_does_not_come_is_told_and_the_ranks_live_on(
-    learnt: tuple[TrainerRanks, Trainer],
+    learnt: tuple[TrainerRanks, LocalTrainer],
 ) -> None:
     """An error raised in a rank ends all of them, and the run with them."""
     ranks, _ = learnt
-    sender = SenderOfRanks(ranks)
+    sender = SenderOfRanks(ranks.ranks)
     sender.open_group(group_plan(0.5))
     assert sender.join()
     (info,) = sender.open_group(group_plan(1.0))
@@ -352,11 +359,11 @@ def test_ranks_learn_while_they_write_and_what_they_write_is_what_was_there(
     with closing(open_trainer(config_of(start))) as ranks:
         learn(ranks)
         (tmp_path / "part").mkdir()
-        digest = ranks.weights_digest()
+        digest = ranks.ranks.call(LocalTrainer.weights_digest)
         write = ranks.writer(tmp_path / "part", is_copied=True)
         learn(ranks)
         write()
-        assert ranks.weights_digest() != digest
+        assert ranks.ranks.call(LocalTrainer.weights_digest) != digest
         saved = tmp_path / "whole"
         save_model(load_policy(config_of(start).model, 0), tiny_tokenizer(), saved)
         for path in (tmp_path / "part").glob("model*"):
@@ -374,7 +381,7 @@ def test_a_disk_that_one_rank_cannot_write_is_told_and_the_ranks_live_on(
         save(tmp_path, ranks)
 
 
-def _small_files(trainer: Trainer) -> object:
+def _small_files(trainer: LocalTrainer) -> object:
     """Makes this rank write small files."""
     weight_files.SHARD_BYTES = 10_000
     return trainer
@@ -386,18 +393,18 @@ def test_ranks_share_the_files_of_a_checkpoint_which_one_process_reads(
     """A checkpoint whose weights filled several files was treated as damaged."""
     with closing(open_trainer(config_of(start))) as ranks:
         assert isinstance(ranks, TrainerRanks)
-        ranks.attach(_small_files)
+        ranks.ranks.make(_small_files)
         path = save(tmp_path, ranks)
         assert len(list(path.glob("model-*-of-*.safetensors"))) > 3
         assert (path / "model.safetensors.index.json").is_file()
-        digest = ranks.weights_digest()
+        digest = ranks.ranks.call(LocalTrainer.weights_digest)
         learn(ranks)
         load_checkpoint(path, ranks)
-        assert ranks.weights_digest() == digest
+        assert ranks.ranks.call(LocalTrainer.weights_digest) == digest
     process = open_trainer(config_of(start, num_ranks=None))
     learn(process)
     load_checkpoint(path, process)
-    assert process.weights_digest() == digest
+    assert process.ranks.call(LocalTrainer.weights_digest) == digest
     assert weights_digest(AutoModelForCausalLM.from_pretrained(path)) == digest
 
 
@@ -406,7 +413,7 @@ def test_adapters_of_any_size_are_one_file_which_is_all_that_others_read(
 ) -> None:
     monkeypatch.setattr(weight_files, "SHARD_BYTES", 1000)
     process = open_trainer(config_of(start, num_ranks=None, model={"lora": {"rank": 2}}))
-    process.write_learnt(tmp_path)
+    process.ranks.call(LocalTrainer.write_learnt, tmp_path)
     assert [path.name for path in tmp_path.glob("*.safetensors")] == ["adapter_model.safetensors"]
     lora.load_adapters(lora.read_adapters(tmp_path), process.model)
 
@@ -419,11 +426,11 @@ def test_a_disk_that_takes_no_weights_for_servers_is_told_and_the_ranks_live_on(
     cases: tuple[dict[str, Any], ...] = ({}, {"model": {"lora": {"rank": 2}}})
     for case in cases:
         with closing(open_trainer(config_of(start, **case))) as ranks:
-            for write in (ranks.write_merged, ranks.write_learnt):
+            for write in (LocalTrainer.write_merged, LocalTrainer.write_learnt):
                 with pytest.raises(OSError, match=r"rank [01]: .*(Not a directory|exists)"):
-                    write(tmp_path / "file" / "published")
+                    ranks.ranks.call(write, tmp_path / "file" / "published")
             learn(ranks)
-            ranks.write_merged(tmp_path / str(len(case)))
+            ranks.ranks.call(LocalTrainer.write_merged, tmp_path / str(len(case)))
 
 
 def test_a_model_that_cannot_be_cut_from_its_files_is_trained_all_the_same(tmp_path: Path) -> None:
@@ -433,9 +440,9 @@ def test_a_model_that_cannot_be_cut_from_its_files_is_trained_all_the_same(tmp_p
     save_model(policy, tiny_tokenizer(), tmp_path / "adapters")
     with closing(open_trainer(config_of(tmp_path / "adapters"))) as ranks:
         assert is_skeleton(ranks.model)
-        digest = ranks.weights_digest()
+        digest = ranks.ranks.call(LocalTrainer.weights_digest)
         learn(ranks)
-        assert ranks.weights_digest() != digest
+        assert ranks.ranks.call(LocalTrainer.weights_digest) != digest
 
 
 def test_a_checkpoint_of_another_model_is_refused(start: Path, tmp_path: Path) -> None:

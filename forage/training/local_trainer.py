@@ -1,0 +1,379 @@
+"""The trainer of one process: forward passes over a step's episodes, then the optimizer steps.
+
+It owns the model's gradients, the optimizer and its schedule, and the reference model and the
+critic if the algorithm has them. It knows advantages and masks, not rewards, questions or engines.
+While weights change it holds the context it was given, which keeps samplers away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from forage.algorithms.loss.kl import next_coefficient
+from forage.algorithms.packing import pack_mini_batches
+from forage.batch import Batch, Credited
+from forage.config.algorithm_config import AlgorithmConfig
+from forage.config.placement_config import TrainerPlacement
+from forage.config.trainer_config import TrainerConfig
+from forage.models import attention
+from forage.training.checkpoints.optimizer_states import (
+    States,
+    adamw,
+    copies_of,
+    read_states,
+    restore,
+    states_of,
+    write_states,
+)
+from forage.training.checkpoints.saved_weights import (
+    CRITIC,
+    SavedPart,
+    learnt_by_name,
+    learnt_part,
+    restore_critic,
+    restore_model,
+    together,
+    write_learnt,
+    write_merged,
+)
+from forage.training.critic import Critic, CriticTrainer
+from forage.training.forward_passes import ForwardPasses, needs_forward_passes
+from forage.training.golden_beliefs import GoldenBeliefs
+from forage.training.gradients import OneProcess, means
+from forage.training.logprobs import TokenLogprobs, text_logprobs
+from forage.training.micro_batches import LearningCost, MicroBatches, cost_of
+from forage.training.model import weights_digest
+from forage.training.objective import compare, merge, micro_batch_loss
+from forage.training.packed_check import check_packed
+from forage.training.ranks.on_ranks import InProcess, OnRanks
+from forage.training.ranks.sharding import Ranks
+from forage.training.skipped_updates import SkippedUpdates
+
+LOG = logging.getLogger(__name__)
+
+_OPTIMIZER = "optimizer"
+"""The folder of a checkpoint with the optimizers' states."""
+
+_REMEDY = "lower trainer.learning_rate, or look at the last episodes in the records"
+"""What to do if the policy's gradient is not finite."""
+
+Progress = dict[str, float]
+"""A trainer's numbers by name: policy version, steps learned, the KL penalty's coefficient ..."""
+
+
+class LocalTrainer:
+    """Holds the policy's weights, or a rank's part of them, and improves them."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: TrainerConfig,
+        algorithm: AlgorithmConfig,
+        temperature: float,
+        reference: PreTrainedModel | None = None,
+        critic: Critic | None = None,
+        placement: TrainerPlacement | None = None,
+        golden: GoldenBeliefs | None = None,
+        device_type: str | None = None,
+        cost: LearningCost | None = None,
+    ) -> None:
+        """``placement``: this process is one of several ranks, which share the models.
+
+        ``device_type`` is where ranks keep their parts; None: where ``model`` is. ``cost`` tells
+        whether a step's micro-batches fit the free memory; None: their sizes stay as planned.
+        ``golden`` asks for beliefs in golden answers, for estimators that reward them.
+        """
+        attention.install(model)
+        if reference is not None:
+            attention.install(reference)
+        self.model = model
+        self.version = 0
+        """The number of optimizer steps taken: the policy version of the current weights."""
+        self.kl_coefficient = algorithm.kl.coefficient if algorithm.kl is not None else 0.0
+        self._policy = TokenLogprobs(model)
+        frozen = TokenLogprobs(reference) if reference is not None else None
+        self._cost_of = cost_of(model)
+        self._ranks = None
+        if placement is not None:
+            self._ranks = Ranks.join(placement, device_type or model.device.type, self._cost_of)
+            _shard(self._ranks, self._policy, frozen, critic)
+        sizes = config.max_tokens_per_micro_batch, config.micro_batches_at_once
+        self._micro_batches = MicroBatches(*sizes, cost)
+        self._process = self._ranks or OneProcess(self._micro_batches)
+        self.critic, max_skipped = None, config.max_skipped_updates
+        if critic is not None:
+            assert algorithm.critic is not None, "a critic is built only if the estimator reads one"
+            self.critic = CriticTrainer(critic, algorithm.critic, max_skipped, self._process)
+        self._num_learnt = 0
+        self._skipped = SkippedUpdates("the", _REMEDY, max_skipped)
+        self._config = config
+        self._algorithm = algorithm
+        self._temperature = temperature
+        self._forward_passes = ForwardPasses(
+            policy=self._policy,
+            reference=frozen,
+            critic=critic,
+            algorithm=algorithm,
+            temperature=temperature,
+            micro_batches=self._micro_batches,
+            cost_of=self._cost_of,
+            process=self._process,
+            golden=golden,
+        )
+        is_offloaded = placement is not None and "policy" in placement.offload
+        rate, decay = config.learning_rate, config.weight_decay
+        self.optimizer = adamw(model.parameters(), rate, decay, is_offloaded)
+        self.ranks: OnRanks[LocalTrainer] = InProcess(self)
+
+    def prepare(
+        self, credited_P: Sequence[Sequence[Credited]]
+    ) -> tuple[list[list[Credited]], dict[str, float]]:
+        """The episodes with the columns that forward passes fill in, and the correction's metrics.
+
+        Without such a column they are returned as they are.
+        """
+        if not needs_forward_passes(self._algorithm):
+            return [list(credited) for credited in credited_P], {}
+        self._fit_memory(credited_P)
+        needs_logprobs = self._algorithm.needs_recomputed_logprobs or self._is_critic_alone
+        filled, metrics = self._forward_passes.fill_in(list(chain(*credited_P)), needs_logprobs)
+        return _regrouped(filled, credited_P), metrics
+
+    def unmask_observations(
+        self, credited_P: Sequence[Sequence[Credited]]
+    ) -> tuple[list[list[Credited]], dict[str, float]]:
+        """The episodes with their observations trained, too, if that ablation is on."""
+        if not self._algorithm.train_observations:
+            return [list(credited) for credited in credited_P], {}
+        unmasked, metrics = self._forward_passes.unmask(list(chain(*credited_P)))
+        return _regrouped(unmasked, credited_P), metrics
+
+    def pack(
+        self, credited_P: Sequence[Sequence[Credited]]
+    ) -> tuple[list[Batch], dict[str, float]]:
+        """One batch per optimizer step, and metrics.
+
+        Raises ``UserError`` if too little memory is left to learn them.
+        """
+        credited_P, metrics = self.unmask_observations(credited_P)
+        self._fit_memory(credited_P)
+        metrics |= self._micro_batches.metrics()
+        sizes = (self._config.num_mini_batches, self._micro_batches.max_tokens)
+        num_at_once = self._process.num_data_ranks
+        mark = self._algorithm.loss.mark
+        return pack_mini_batches(credited_P, mark, *sizes, self._cost_of, num_at_once), metrics
+
+    def _fit_memory(self, credited_P: Sequence[Sequence[Credited]]) -> None:
+        """Chooses sizes of micro-batches for the step's sequences by the free memory."""
+        contexts = [part for each in chain(*credited_P) for part in each.episode.contexts]
+        self._micro_batches.fit([context.num_tokens for context in contexts])
+
+    def learn(
+        self,
+        batches: Sequence[Batch],
+        changing: AbstractContextManager[object],
+        rate_factor: float = 1.0,
+    ) -> dict[str, float]:
+        """Learns a step's batches, one optimizer step each, for the configured number of epochs.
+
+        ``rate_factor``, lowered by rollbacks, multiplies the learning rate. Metrics are means over
+        the optimizer steps, but comparisons of trainer and sampler are the first one's, before the
+        weights changed.
+        """
+        updates: list[dict[str, float]] = []
+        batches = [batch for batch in batches if batch.rows] or batches[:1]
+        for batch in list(batches) * self._config.num_epochs:
+            metrics: dict[str, float] = {}
+            if self.critic is not None:
+                metrics |= self.critic.step(batch)
+            if not self._is_critic_alone:
+                metrics |= self.step(batch, changing, rate_factor)
+            updates.append(metrics)
+        self._num_learnt += 1
+        merged = merge(updates)
+        if (kl := self._algorithm.kl) is not None:
+            if kl.adaptive is not None and "kl/reference" in merged:
+                num_episodes = sum(batch.num_sequences for batch in batches)
+                self.kl_coefficient = next_coefficient(
+                    self.kl_coefficient,
+                    merged["kl/reference"],
+                    kl.adaptive.target,
+                    num_episodes,
+                    kl.adaptive.horizon,
+                )
+            merged["kl/coefficient"] = self.kl_coefficient
+        return merged
+
+    def step(
+        self,
+        batch: Batch,
+        changing: AbstractContextManager[object],
+        rate_factor: float = 1.0,
+    ) -> dict[str, float]:
+        """Accumulates the gradient of the whole batch, then updates the weights once.
+
+        Losses are divided by the batch's global counts, so micro-batches change nothing. Returns
+        metrics by name; a batch without rows updates nothing.
+        """
+        learning_rate = self._learning_rate(rate_factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        loss_of = partial(
+            micro_batch_loss,
+            batch=batch,
+            policy=self._policy,
+            algorithm=self._algorithm,
+            temperature=self._temperature,
+            version=self.version,
+            kl_coefficient=self.kl_coefficient,
+        )
+        shares = self._process.accumulate(self._policy, batch.rows, loss_of)
+        metrics = {"loss/total": sum(loss for loss, _ in shares)}
+        metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
+        grad_norm = self._process.clip(self._policy, self._config.max_grad_norm)
+        is_skipped = self._is_skipped(grad_norm, metrics)
+        if batch.rows and not is_skipped:
+            with changing:
+                self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.version += 1
+        metrics |= compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
+        metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": float(is_skipped)}
+        return metrics | {"optimizer/learning_rate": learning_rate}
+
+    def _learning_rate(self, rate_factor: float) -> float:
+        """Rises over the first updates, then falls from step to step if configured."""
+        config = self._config
+        warmup = min(1.0, (self.version + 1) / max(config.warmup_steps, 1))
+        done = min(1.0, self._num_learnt / max(config.num_steps - 1, 1))
+        left = 1.0 - (1.0 - config.final_learning_rate_ratio) * done
+        return config.learning_rate * rate_factor * warmup * left
+
+    def _is_skipped(self, grad_norm: float, metrics: Mapping[str, float]) -> bool:
+        """Whether to skip this update, because of its gradient or its mean ratio.
+
+        Raises ``FloatingPointError`` after more than ``max_skipped_updates`` without a finite norm.
+        """
+        when = f"policy version {self.version} (the loss is {metrics['loss/total']:.4g})"
+        is_skipped = self._skipped.is_next(grad_norm, when)
+        limit = self._algorithm.early_stop_ratio
+        if limit is not None and (ratio := metrics.get("loss/ratio", 0.0)) > limit:
+            LOG.warning("update %d is skipped: the mean ratio is %.3g", self.version, ratio)
+            return True
+        return is_skipped
+
+    def progress(self) -> Progress:
+        """The numbers that the next step depends on, for JSON."""
+        return {
+            "version": self.version,
+            "num_learnt": self._num_learnt,
+            "kl_coefficient": self.kl_coefficient,
+            "skipped_in_a_row": self._skipped.num_in_a_row,
+            "critic_updates": self.critic.num_updates if self.critic is not None else 0,
+            "critic_skipped_in_a_row": self.critic.skipped.num_in_a_row if self.critic else 0,
+        }
+
+    def writer(self, folder: Path, is_copied: bool) -> Callable[[], None]:
+        """Returns a function that writes weights, critic and optimizer states into ``folder``.
+
+        It may run on any thread, and raises ``OSError``. ``is_copied``: it writes from a copy in
+        host memory, so that training can continue. Ranks call both together and write their parts.
+        """
+        states = copies_of(self._states()) if is_copied else self._states()
+        parts = [learnt_part(self.model, folder, self._ranks, is_copied)]
+        if self.critic is not None:
+            weights = learnt_by_name(self.critic.critic).items()
+            parts.append(SavedPart(folder, CRITIC, weights, self._ranks, is_copied))
+        group = None if self._ranks is None else self._ranks.writing_group
+
+        def write() -> None:
+            for part in parts:
+                together(self._ranks, part.write)
+            write_states(states, folder / _OPTIMIZER, group)
+
+        return write
+
+    def load(self, checkpoint: Path, progress: Progress) -> None:
+        """Restores what ``writer`` wrote, and continues from ``progress``.
+
+        Raises ``UserError`` for the weights of another model, and what reading raises.
+        """
+        restore_model(self.model, checkpoint)
+        if self.critic is not None:
+            restore_critic(self.critic.critic, checkpoint)
+        states = self._states()
+        read_states(states, checkpoint / _OPTIMIZER)
+        restore(self.model, self.optimizer, states["policy"])
+        if self.critic is not None:
+            restore(self.critic.critic, self.critic.optimizer, states["critic"])
+            self.critic.num_updates = int(progress["critic_updates"])
+            self.critic.skipped.num_in_a_row = int(progress.get("critic_skipped_in_a_row", 0))
+        self.version, self._num_learnt = int(progress["version"]), int(progress["num_learnt"])
+        # Older checkpoints do not hold the counts of skipped updates.
+        self._skipped.num_in_a_row = int(progress.get("skipped_in_a_row", 0))
+        kl = self._algorithm.kl
+        if kl is not None and kl.adaptive is not None:
+            self.kl_coefficient = progress["kl_coefficient"]
+
+    def write_merged(self, folder: Path) -> None:
+        """Writes the policy for servers, adapters merged; ranks call this together."""
+        write_merged(self.model, folder, self._ranks)
+
+    def write_learnt(self, folder: Path) -> None:
+        """Writes what is trained, as in a checkpoint; ranks call this together."""
+        write_learnt(self.model, folder, self._ranks)
+
+    def text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of all but a text's first token; ranks call this together."""
+        return text_logprobs(self._policy, token_ids)
+
+    def weights_digest(self) -> str:
+        """A checksum of the policy's weights; ranks call this together."""
+        return weights_digest(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this process computes on."""
+        return self.model.device if self._ranks is None else self._ranks.device
+
+    def _states(self) -> dict[str, States]:
+        states = {"policy": states_of(self.model, self.optimizer)}
+        if self.critic is not None:
+            states["critic"] = states_of(self.critic.critic, self.critic.optimizer)
+        return states
+
+    def close(self) -> None:
+        """Does nothing: there are no other processes."""
+
+    @property
+    def _is_critic_alone(self) -> bool:
+        return self.critic is not None and (self._num_learnt < self.critic.config.num_warmup_steps)
+
+
+def _shard(
+    ranks: Ranks, policy: TokenLogprobs, reference: TokenLogprobs | None, critic: Critic | None
+) -> None:
+    """Shards every model over the ranks, in place; raises ``UserError``."""
+    for name, root in {"policy": policy, "reference": reference, "critic": critic}.items():
+        if root is not None:
+            base = root.base if isinstance(root, Critic) else root.model
+            ranks.shard(root, base, name in ranks.placement.offload)
+            root.sequence_ranks = ranks.sequence_ranks
+        if isinstance(root, TokenLogprobs):
+            check_packed(root, is_cast=ranks.placement.compute_dtype is not None)
+
+
+def _regrouped(
+    flat: Sequence[Credited], credited_P: Sequence[Sequence[Credited]]
+) -> list[list[Credited]]:
+    """``flat`` in groups of the same sizes as ``credited_P``."""
+    in_order = iter(flat)
+    return [[next(in_order) for _ in credited] for credited in credited_P]

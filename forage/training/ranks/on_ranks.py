@@ -1,0 +1,45 @@
+"""One typed way to call the object that each rank of a trainer holds, one rank or many.
+
+A call runs the same method on every rank and returns the first rank's result. A trainer in one
+process is its own only rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+class OnRanks(Protocol[T_co]):
+    """Objects of one type, one on each rank."""
+
+    def call(
+        self, method: Callable[Concatenate[T_co, P], R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """Calls a method, or any importable function, with each rank's object."""
+        ...
+
+    def make(self, make: Callable[[T_co], S]) -> OnRanks[S]:
+        """Creates another object on each rank from this one; ``make`` must be picklable."""
+        ...
+
+
+class InProcess(Generic[T]):
+    """An object in this process, as the only rank's."""
+
+    def __init__(self, own: T) -> None:
+        self._own = own
+
+    def call(
+        self, method: Callable[Concatenate[T, P], R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        return method(self._own, *arguments, **named)
+
+    def make(self, make: Callable[[T], S]) -> OnRanks[S]:
+        return InProcess(make(self._own))
