@@ -14,10 +14,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from forage.cluster.ray_actors import Actor, ActorLostError, OnRay, Reply, Spot, first_ready, shared
 from forage.training.ranks.rank_processes import (
-    SHARED_ERRORS,
     RankDiedError,
     RankPlace,
     answer_of,
+    first_result,
     join_group,
     open_store,
 )
@@ -100,31 +100,22 @@ class RayRanks(Generic[T]):
 
     def _answer(self, replies: list[Reply]) -> Any:
         """Waits for all ranks, none of which waits for another longer than its timeout."""
-        waiting, first = list(replies), None
-        errors: list[Exception] = []
-        while waiting and (found := first_ready(waiting, _GRACE_S if errors else None)):
-            for reply in found:
+        waiting = list(replies)
+
+        def receive(timeout_s: float | None) -> list[tuple[int, bytes | None]]:
+            ready = first_ready(waiting, timeout_s)
+            for reply in ready:
                 waiting.remove(reply)
-                rank = replies.index(reply)
-                try:
-                    is_right, answer = pickle.loads(reply.take())
-                except ActorLostError as error:
-                    self.close()
-                    raise RankDiedError(f"rank {rank} has died") from error
-                if isinstance(answer, SHARED_ERRORS) and not is_right:
-                    errors.append(answer)
-                elif not is_right:
-                    if isinstance(answer, RankDiedError):  # the other rank's death shows soon
-                        answer = _who_died(replies, waiting) or answer
-                    self.close()
-                    raise answer
-                elif rank == 0:
-                    first = answer
-        if errors:
-            if len(errors) < len(replies):
-                self.close()
-            raise errors[0]
-        return first
+            return [(replies.index(reply), _received(reply)) for reply in ready]
+
+        return first_result(len(replies), receive, lambda: _who_died(replies, waiting), self.close)
+
+
+def _received(reply: Reply) -> bytes | None:
+    try:
+        return reply.take()
+    except ActorLostError:
+        return None
 
 
 def _who_died(replies: list[Reply], waiting: list[Reply]) -> RankDiedError | None:

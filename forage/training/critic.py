@@ -19,7 +19,7 @@ from forage.batch import Batch, Packed, Rows
 from forage.models import attention
 from forage.training.checkpoints.optimizer_states import adamw
 from forage.training.gradients import OneProcess, means
-from forage.training.logprobs import at_least_float32, hidden_before
+from forage.training.logprobs import hidden_before
 from forage.training.ranks.sharding import Ranks
 from forage.training.ranks.ulysses import SequenceRanks
 from forage.training.skipped_updates import SkippedUpdates
@@ -47,8 +47,9 @@ class Critic(nn.Module):
         """The value before each wanted token [M], float32."""
         is_wanted_N = is_wanted_N.to(packed.token_ids_N.device)  # as in ``TokenLogprobs``
         hidden_MH = hidden_before(self.base, packed, is_wanted_N, self.sequence_ranks)
-        # A copy, because FSDP warns about a view.
-        values_M = at_least_float32(self.head(hidden_MH)[:, 0]).clone()
+        values_M = self.head(hidden_MH)[:, 0]
+        dtype = torch.promote_types(values_M.dtype, torch.float32)  # tests compute in float64
+        values_M = values_M.to(dtype, copy=True)  # FSDP warns about a view
         if self.sequence_ranks is None:
             return values_M
         return self.sequence_ranks.join(values_M, is_wanted_N)

@@ -8,7 +8,7 @@ While weights change it holds the context it was given, which keeps samplers awa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -221,7 +221,8 @@ class LocalTrainer:
         """Accumulates the gradient of the whole batch, then updates the weights once.
 
         Losses are divided by the batch's global counts, so micro-batches change nothing. Returns
-        metrics by name; a batch without rows updates nothing.
+        metrics by name; a batch without rows updates nothing. Raises ``FloatingPointError`` after
+        more than ``max_skipped_updates`` without a finite norm.
         """
         learning_rate = self._learning_rate(rate_factor)
         for group in self.optimizer.param_groups:
@@ -239,7 +240,12 @@ class LocalTrainer:
         metrics = {"loss/total": sum(loss for loss, _ in shares)}
         metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
         grad_norm = self._process.clip(self._policy, self._config.max_grad_norm)
-        is_skipped = self._is_skipped(grad_norm, metrics)
+        when = f"policy version {self.version} (the loss is {metrics['loss/total']:.4g})"
+        is_skipped = self._skipped.is_next(grad_norm, when)
+        limit = self._algorithm.early_stop_ratio
+        if limit is not None and (ratio := metrics.get("loss/ratio", 0.0)) > limit:
+            LOG.warning("update %d is skipped: the mean ratio is %.3g", self.version, ratio)
+            is_skipped = True
         if batch.rows and not is_skipped:
             with changing:
                 self.optimizer.step()
@@ -256,19 +262,6 @@ class LocalTrainer:
         done = min(1.0, self._num_learnt / max(config.num_steps - 1, 1))
         left = 1.0 - (1.0 - config.final_learning_rate_ratio) * done
         return config.learning_rate * rate_factor * warmup * left
-
-    def _is_skipped(self, grad_norm: float, metrics: Mapping[str, float]) -> bool:
-        """Whether to skip this update, because of its gradient or its mean ratio.
-
-        Raises ``FloatingPointError`` after more than ``max_skipped_updates`` without a finite norm.
-        """
-        when = f"policy version {self.version} (the loss is {metrics['loss/total']:.4g})"
-        is_skipped = self._skipped.is_next(grad_norm, when)
-        limit = self._algorithm.early_stop_ratio
-        if limit is not None and (ratio := metrics.get("loss/ratio", 0.0)) > limit:
-            LOG.warning("update %d is skipped: the mean ratio is %.3g", self.version, ratio)
-            return True
-        return is_skipped
 
     def progress(self) -> Progress:
         """The numbers that the next step depends on, for JSON."""

@@ -154,11 +154,6 @@ def hidden_states(
     return output.last_hidden_state[0]
 
 
-def at_least_float32(values: Tensor) -> Tensor:
-    """``values`` in float32, or in float64 if they already are (in tests)."""
-    return values if values.dtype == torch.float64 else values.float()
-
-
 def logits_per_chunk(device_type: str) -> int:
     """Maximum logits held at a time on a device of this type."""
     return LOGITS_PER_CHUNK if device_type == "cpu" else GPU_LOGITS_PER_CHUNK
@@ -168,7 +163,8 @@ def _of_logits(
     logits_CV: Tensor, targets_C: Tensor, temperature: float, with_gradient: bool, summary: Summary
 ) -> tuple[Tensor, Tensor]:
     """The targets' log-probabilities [C] and the summary [C], with or without its gradient."""
-    logprobs_CV = torch.log_softmax(at_least_float32(logits_CV) / temperature, dim=-1)
+    dtype = torch.promote_types(logits_CV.dtype, torch.float32)  # tests compute in float64
+    logprobs_CV = torch.log_softmax(logits_CV.to(dtype) / temperature, dim=-1)
     with torch.set_grad_enabled(with_gradient):
         summary_C = summary(logprobs_CV)
     return logprobs_CV.gather(1, targets_C[:, None])[:, 0], summary_C

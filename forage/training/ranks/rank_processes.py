@@ -144,39 +144,67 @@ class RankProcesses(Generic[T]):
     _is_stuck = False
 
     def _answer(self) -> Any:
-        """Waits for all ranks; raises the first error not caused by another rank's death."""
-        waiting = dict(zip(self._connections, range(len(self._connections)), strict=True))
-        first: Any = None
-        shared: list[Exception] = []
-        while waiting and (found := connection.wait(list(waiting), _GRACE_S if shared else None)):
-            for ready in found:
-                assert isinstance(ready, connection.Connection), "nothing else is waited for"
-                rank = waiting.pop(ready)
-                try:
-                    is_right, answer = pickle.loads(ready.recv_bytes())
-                except (EOFError, OSError) as error:
-                    self._end()
-                    raise RankDiedError(f"rank {rank} has died") from error
-                if isinstance(answer, SHARED_ERRORS) and not is_right:
-                    shared.append(answer)
-                elif not is_right:
-                    if isinstance(answer, RankDiedError):  # the death of the other rank shows soon
-                        connection.wait([each.sentinel for each in self._processes], _GRACE_S)
-                        dead = [r for r, each in enumerate(self._processes) if each.exitcode]
-                        answer = RankDiedError(f"rank {dead[0]} has died") if dead else answer
-                    self._end()
-                    raise answer
-                elif rank == 0:
-                    first = answer
-        if shared:
-            if len(shared) < len(self._connections):
-                self._end()
-            raise shared[0]
-        return first
+        waiting = {each: rank for rank, each in enumerate(self._connections)}
+
+        def receive(timeout_s: float | None) -> list[tuple[int, bytes | None]]:
+            ready = connection.wait(list(waiting), timeout_s)
+            answered = [each for each in waiting if each in ready]
+            return [(waiting.pop(each), _received(each)) for each in answered]
+
+        return first_result(len(self._connections), receive, self._who_died, self._end)
+
+    def _who_died(self) -> RankDiedError | None:
+        connection.wait([each.sentinel for each in self._processes], _GRACE_S)
+        dead = [rank for rank, each in enumerate(self._processes) if each.exitcode]
+        return RankDiedError(f"rank {dead[0]} has died") if dead else None
 
     def _end(self) -> None:
         self._is_stuck = True
         self.close()
+
+
+def _received(rank: connection.Connection) -> bytes | None:
+    try:
+        return rank.recv_bytes()
+    except (EOFError, OSError):
+        return None
+
+
+def first_result(
+    num_ranks: int,
+    receive: Callable[[float | None], list[tuple[int, bytes | None]]],
+    who_died: Callable[[], RankDiedError | None],
+    end: Callable[[], None],
+) -> Any:
+    """Waits for the answers of all ranks; returns rank 0's result.
+
+    After an error it ends the ranks and raises it, but lets them live if all raise one of
+    ``SHARED_ERRORS``. ``receive`` waits for answers by rank, None from a dead rank; ``who_died``
+    finds the rank whose death made another time out.
+    """
+    first: Any = None
+    shared: list[Exception] = []
+    num_answers = 0
+    while num_answers < num_ranks and (answers := receive(_GRACE_S if shared else None)):
+        for rank, answer in answers:
+            num_answers += 1
+            if answer is None:
+                end()
+                raise RankDiedError(f"rank {rank} has died")
+            is_right, value = pickle.loads(answer)
+            if is_right:
+                first = value if rank == 0 else first
+            elif isinstance(value, SHARED_ERRORS):
+                shared.append(value)
+            else:
+                error = (isinstance(value, RankDiedError) and who_died()) or value
+                end()
+                raise error
+    if shared:
+        if len(shared) < num_ranks:
+            end()
+        raise shared[0]
+    return first
 
 
 def _serve(driver: connection.Connection, make: Callable[[], object], place: RankPlace) -> None:
