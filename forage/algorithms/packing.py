@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 
 import torch
 
@@ -158,15 +158,11 @@ def estimated_flops(num_tokens: int, num_parameters: int, attention_width: int) 
 
 def lay_end_to_end(sequences: Sequence[Sequence[int]]) -> Packed:
     """Token sequences one after the other, each with its own positions."""
-    starts = [0]
-    for token_ids in sequences:
-        starts.append(starts[-1] + len(token_ids))
+    ids = list(chain.from_iterable(sequences))
     return Packed(
-        torch.tensor([i for token_ids in sequences for i in token_ids], dtype=torch.int64),
-        torch.tensor(
-            [i for token_ids in sequences for i in range(len(token_ids))], dtype=torch.int64
-        ),
-        tuple(starts),
+        token_ids_N=torch.tensor(ids, dtype=torch.int64),
+        positions_N=torch.cat([torch.arange(len(each)) for each in sequences]),
+        starts_S1=tuple(accumulate(map(len, sequences), initial=0)),
     )
 
 

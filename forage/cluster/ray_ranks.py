@@ -88,8 +88,7 @@ class RayRanks(Generic[T]):
         """See ``RankGroup``."""
         if not self._actors:
             raise RankDiedError("the ranks have ended")
-        call = method, arguments, named
-        message = shared(pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL))
+        message = shared(pickle.dumps((method, arguments, named), pickle.HIGHEST_PROTOCOL))
         return self._answer([actor.ask("call", message) for actor in self._actors])
 
     def close(self) -> None:
@@ -99,7 +98,6 @@ class RayRanks(Generic[T]):
         self._actors = []
 
     def _answer(self, replies: list[Reply]) -> Any:
-        """Waits for all ranks, none of which waits for another longer than its timeout."""
         waiting = list(replies)
 
         def receive(timeout_s: float | None) -> list[tuple[int, bytes | None]]:
@@ -119,7 +117,6 @@ def _received(reply: Reply) -> bytes | None:
 
 
 def _who_died(replies: list[Reply], waiting: list[Reply]) -> RankDiedError | None:
-    """Waits until Ray reports which rank died."""
     left = list(waiting)
     while left and (ready := first_ready(left, _GRACE_S)):
         left.remove(ready[0])

@@ -148,8 +148,8 @@ class Credit:
             outcome -= overlong.penalty_for(episode.num_sampled_tokens)
         turns = self._estimator
         if not isinstance(turns, TurnRewards):
-            num_tokens = sum(turn_lengths(episode.segments))
-            return Earned((outcome,), (num_tokens,), parts_K=self._parts(episode.reward))
+            parts_K = self._parts(episode.reward) if turns.reads_parts else ()
+            return Earned((outcome,), (episode.num_sampled_tokens,), parts_K=parts_K)
         lengths_T = turn_lengths(episode.segments)
         assert len(lengths_T) == len(episode.turns), "a turn is one stretch of sampled tokens"
         rewards_T = turn_rewards(

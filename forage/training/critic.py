@@ -18,11 +18,10 @@ from forage.algorithms.loss.aggregation import token_mean
 from forage.batch import Batch, Packed, Rows
 from forage.models import attention
 from forage.training.checkpoints.optimizer_states import adamw
-from forage.training.gradients import OneProcess, means
+from forage.training.gradients import OneProcess, SkippedUpdates, means
 from forage.training.logprobs import hidden_before
 from forage.training.ranks.sharding import Ranks
 from forage.training.ranks.ulysses import SequenceRanks
-from forage.training.skipped_updates import SkippedUpdates
 
 
 class Critic(nn.Module):
@@ -74,6 +73,10 @@ class CriticTrainer:
         is_offloaded = isinstance(process, Ranks) and "critic" in process.placement.offload
         rate, decay = config.learning_rate, config.weight_decay
         self.optimizer = adamw(critic.parameters(), rate, decay, is_offloaded)
+
+    def is_alone(self, num_steps: int) -> bool:
+        """Whether after this many steps only the critic learns, because it warms up."""
+        return num_steps < self.config.num_warmup_steps
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Takes an optimizer step on the clipped squared error, a mean over sampled tokens.

@@ -79,7 +79,6 @@ def _explaining_removal(source: Path, run_dir: Path) -> Iterator[None]:
 
 
 def _export(source: Path, run_dir: Path, out: Path, adapter_only: bool, dtype: str | None) -> Path:
-    """Writes the checkpoint ``source``; raises ``UserError``."""
     check_manifest(source)
     has_adapters = (source / lora.ADAPTER_CONFIG).exists()
     if adapter_only and not has_adapters:
@@ -196,7 +195,6 @@ def _write(
 
 
 def _write_adapters(source: Path, out: Path) -> Path:
-    """Writes the adapters as they are, with the tokenizer."""
     tokenizer = load_tokenizer(ModelConfig(path=str(source)), "the model")
     with whole_folder(out) as directory:
         tokenizer.save_pretrained(directory)

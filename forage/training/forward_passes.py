@@ -134,7 +134,6 @@ class ForwardPasses:
 
 
 def _with(credited: Sequence[Credited], name: str, values: Sequence[Tensor]) -> list[Credited]:
-    """The episodes with this column filled in."""
     return [each.having({name: value}) for each, value in zip(credited, values, strict=True)]
 
 

@@ -3,11 +3,14 @@
 On a GPU they run one at a time. On a CPU some run at once: a small model's operations are too short
 to be shared between cores, so by default each core computes a whole micro-batch; with fewer at once
 (``at_once``) they share the cores. Gradients are added in the order of the micro-batches, so with a
-core for each the result does not depend on the number of cores.
+core for each the result does not depend on the number of cores. ``SkippedUpdates`` counts gradients
+that are not finite.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,6 +27,8 @@ from forage.hardware import (
     num_cores,
 )
 from forage.training.micro_batches import MicroBatches
+
+LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -74,15 +79,19 @@ def accumulate(
         parameter.grad = None
     if not losses:
         return []
+    results: list[tuple[float, T]] = []
     if parameters[0].device.type != "cpu":
-        return [_added(loss_of) for loss_of in losses]
+        for loss_of in losses:
+            loss, report = loss_of()
+            loss.backward()  # without a second set of gradients in memory
+            results.append((loss.item(), report))
+        return results
     keep_freed_memory()
 
     def differentiate(loss_of: Loss[T]) -> tuple[float, T, Sequence[Tensor]]:
         loss, report = loss_of()
         return loss.item(), report, torch.autograd.grad(loss, parameters)
 
-    results: list[tuple[float, T]] = []
     with _pool(at_once) as pool:
         for value, report, gradients in pool.map(differentiate, losses):
             results.append((value, report))
@@ -120,15 +129,39 @@ def means(reports: Sequence[Mapping[str, Tensor]], num_tokens: int) -> dict[str,
     return totals
 
 
-def _added(loss_of: Loss[T]) -> tuple[float, T]:
-    """Adds one loss's gradient to ``grad``, without a second set of gradients in memory."""
-    loss, report = loss_of()
-    loss.backward()
-    return loss.item(), report
-
-
 def _pool(at_once: int | None) -> ThreadPoolExecutor:
     """A thread per micro-batch at once, each with its share of the cores."""
     at_once = at_once or num_cores()
     share = max(1, num_cores() // at_once)
     return ThreadPoolExecutor(at_once, initializer=compute_with, initargs=(share,))
+
+
+class SkippedUpdates:
+    """Counts updates in a row whose gradient is not finite: a few are skipped, more end the run.
+
+    Policy and critic each have a count, which checkpoints hold, so that a resumed run ends at the
+    same update.
+    """
+
+    def __init__(self, whose: str, remedy: str, max_in_a_row: int) -> None:
+        """``whose`` gradient it is, and the remedy if it is never finite, for the messages."""
+        self._whose, self._remedy, self._max_in_a_row = whose, remedy, max_in_a_row
+        self.num_in_a_row = 0
+
+    def is_next(self, grad_norm: float, when: str) -> bool:
+        """Whether to skip the update with this norm; ``when`` is for the messages.
+
+        Raises ``FloatingPointError`` after more than ``max_in_a_row`` without a finite norm.
+        """
+        if math.isfinite(grad_norm):
+            self.num_in_a_row = 0
+            return False
+        self.num_in_a_row += 1
+        if self.num_in_a_row > self._max_in_a_row:
+            raise FloatingPointError(
+                f"{self._whose} gradient's norm is {grad_norm} at {when}; {self._remedy} "
+                f"({self.num_in_a_row - 1} updates before it were left out for the same)"
+            )
+        text = "%s gradient's norm is %s at %s: this update is left out"
+        LOG.warning(text, self._whose, grad_norm, when)
+        return True

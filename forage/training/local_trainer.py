@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from forage.algorithms.loss.kl import next_coefficient
+from forage.algorithms.loss.kl import KlConfig, next_coefficient
 from forage.algorithms.packing import pack_mini_batches
 from forage.batch import Batch, Credited
 from forage.config.algorithm_config import AlgorithmConfig
@@ -47,7 +47,7 @@ from forage.training.checkpoints.saved_weights import (
 from forage.training.critic import Critic, CriticTrainer
 from forage.training.forward_passes import ForwardPasses, needs_forward_passes
 from forage.training.golden_beliefs import GoldenBeliefs
-from forage.training.gradients import OneProcess, means
+from forage.training.gradients import OneProcess, SkippedUpdates, means
 from forage.training.logprobs import TokenLogprobs, text_logprobs
 from forage.training.micro_batches import LearningCost, MicroBatches, cost_of
 from forage.training.model import weights_digest
@@ -55,7 +55,6 @@ from forage.training.objective import compare, merge, micro_batch_loss
 from forage.training.packed_check import check_packed
 from forage.training.ranks.on_ranks import InProcess, OnRanks
 from forage.training.ranks.sharding import Ranks
-from forage.training.skipped_updates import SkippedUpdates
 
 LOG = logging.getLogger(__name__)
 
@@ -136,14 +135,13 @@ class LocalTrainer:
     def prepare(
         self, credited_P: Sequence[Sequence[Credited]]
     ) -> tuple[list[list[Credited]], dict[str, float]]:
-        """The episodes with the columns that forward passes fill in, and the correction's metrics.
-
-        Without such a column they are returned as they are.
-        """
         if not needs_forward_passes(self._algorithm):
             return [list(credited) for credited in credited_P], {}
         self._fit_memory(credited_P)
-        needs_logprobs = self._algorithm.needs_recomputed_logprobs or self._is_critic_alone
+        critic = self.critic
+        needs_logprobs = self._algorithm.needs_recomputed_logprobs or (
+            critic is not None and critic.is_alone(self._num_learnt)
+        )
         filled, metrics = self._forward_passes.fill_in(list(chain(*credited_P)), needs_logprobs)
         return _regrouped(filled, credited_P), metrics
 
@@ -159,10 +157,7 @@ class LocalTrainer:
     def pack(
         self, credited_P: Sequence[Sequence[Credited]]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """One batch per optimizer step, and metrics.
-
-        Raises ``UserError`` if too little memory is left to learn them.
-        """
+        """See ``Trainer``; raises ``UserError`` if too little memory is left to learn them."""
         credited_P, metrics = self.unmask_observations(credited_P)
         self._fit_memory(credited_P)
         metrics |= self._micro_batches.metrics()
@@ -172,7 +167,6 @@ class LocalTrainer:
         return pack_mini_batches(credited_P, mark, *sizes, self._cost_of, num_at_once), metrics
 
     def _fit_memory(self, credited_P: Sequence[Sequence[Credited]]) -> None:
-        """Chooses sizes of micro-batches for the step's sequences by the free memory."""
         contexts = [part for each in chain(*credited_P) for part in each.episode.contexts]
         self._micro_batches.fit([context.num_tokens for context in contexts])
 
@@ -182,11 +176,10 @@ class LocalTrainer:
         changing: AbstractContextManager[object],
         rate_factor: float = 1.0,
     ) -> dict[str, float]:
-        """Learns a step's batches, one optimizer step each, for the configured number of epochs.
+        """One optimizer step per batch and epoch; see ``Trainer``.
 
-        ``rate_factor``, lowered by rollbacks, multiplies the learning rate. Metrics are means over
-        the optimizer steps, but comparisons of trainer and sampler are the first one's, before the
-        weights changed.
+        Metrics are means over the optimizer steps, but comparisons of trainer and sampler are the
+        first one's, before the weights changed.
         """
         updates: list[dict[str, float]] = []
         batches = [batch for batch in batches if batch.rows] or batches[:1]
@@ -194,23 +187,22 @@ class LocalTrainer:
             metrics: dict[str, float] = {}
             if self.critic is not None:
                 metrics |= self.critic.step(batch)
-            if not self._is_critic_alone:
+            if self.critic is None or not self.critic.is_alone(self._num_learnt):
                 metrics |= self.step(batch, changing, rate_factor)
             updates.append(metrics)
         self._num_learnt += 1
         merged = merge(updates)
-        if (kl := self._algorithm.kl) is not None:
-            if kl.adaptive is not None and "kl/reference" in merged:
-                num_episodes = sum(batch.num_sequences for batch in batches)
-                self.kl_coefficient = next_coefficient(
-                    self.kl_coefficient,
-                    merged["kl/reference"],
-                    kl.adaptive.target,
-                    num_episodes,
-                    kl.adaptive.horizon,
-                )
+        if self._algorithm.kl is not None:
+            self._adapt_kl(self._algorithm.kl, merged, sum(b.num_sequences for b in batches))
             merged["kl/coefficient"] = self.kl_coefficient
         return merged
+
+    def _adapt_kl(self, kl: KlConfig, metrics: dict[str, float], num_episodes: int) -> None:
+        if kl.adaptive is not None and "kl/reference" in metrics:
+            target, horizon = kl.adaptive.target, kl.adaptive.horizon
+            self.kl_coefficient = next_coefficient(
+                self.kl_coefficient, metrics["kl/reference"], target, num_episodes, horizon
+            )
 
     def step(
         self,
@@ -264,7 +256,6 @@ class LocalTrainer:
         return config.learning_rate * rate_factor * warmup * left
 
     def progress(self) -> Progress:
-        """The numbers that the next step depends on, for JSON."""
         return {
             "version": self.version,
             "num_learnt": self._num_learnt,
@@ -275,11 +266,7 @@ class LocalTrainer:
         }
 
     def writer(self, folder: Path, is_copied: bool) -> Callable[[], None]:
-        """Returns a function that writes weights, critic and optimizer states into ``folder``.
-
-        It may run on any thread, and raises ``OSError``. ``is_copied``: it writes from a copy in
-        host memory, so that training can continue. Ranks call both together and write their parts.
-        """
+        """See ``Trainer``; ranks call this and the function together, and write their parts."""
         states = copies_of(self._states()) if is_copied else self._states()
         parts = [learnt_part(self.model, folder, self._ranks, is_copied)]
         if self.critic is not None:
@@ -295,10 +282,7 @@ class LocalTrainer:
         return write
 
     def load(self, checkpoint: Path, progress: Progress) -> None:
-        """Restores what ``writer`` wrote, and continues from ``progress``.
-
-        Raises ``UserError`` for the weights of another model, and what reading raises.
-        """
+        """See ``Trainer``; it also raises what reading raises."""
         restore_model(self.model, checkpoint)
         if self.critic is not None:
             restore_critic(self.critic.critic, checkpoint)
@@ -344,17 +328,12 @@ class LocalTrainer:
         return states
 
     def close(self) -> None:
-        """Does nothing: there are no other processes."""
-
-    @property
-    def _is_critic_alone(self) -> bool:
-        return self.critic is not None and (self._num_learnt < self.critic.config.num_warmup_steps)
+        """Does nothing: there are no ranks to end."""
 
 
 def _shard(
     ranks: Ranks, policy: TokenLogprobs, reference: TokenLogprobs | None, critic: Critic | None
 ) -> None:
-    """Shards every model over the ranks, in place; raises ``UserError``."""
     for name, root in {"policy": policy, "reference": reference, "critic": critic}.items():
         if root is not None:
             base = root.base if isinstance(root, Critic) else root.model
@@ -367,6 +346,5 @@ def _shard(
 def _regrouped(
     flat: Sequence[Credited], credited_P: Sequence[Sequence[Credited]]
 ) -> list[list[Credited]]:
-    """``flat`` in groups of the same sizes as ``credited_P``."""
     in_order = iter(flat)
     return [[next(in_order) for _ in credited] for credited in credited_P]

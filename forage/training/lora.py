@@ -13,6 +13,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from transformers import PreTrainedModel
 from forage.config.model_config import LoraConfig
 from forage.errors import UserError
 from forage.remote.loaded_weights import refuse_incomplete, refuse_not_finite
-from forage.training.layouts.stored import Stored, Weights, reshaped
+from forage.training.layouts.stored import Weights, reshaped
 from forage.training.ranks.sharding import part_of, whole
 from forage.training.ranks.skeleton import as_if_read, stored_weights
 
@@ -236,16 +237,14 @@ def merged_as_read(adapters: Adapters, model: PreTrainedModel) -> Weights:
     _attach(adapters, model)
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
-            weights[f"{name}.weight"] = _merged_as_read(weights[f"{name}.weight"], module)
+            base = weights[f"{name}.weight"]
+            weights[f"{name}.weight"] = reshaped(base, base.shape, partial(_with_delta, module))
     return weights
 
 
-def _merged_as_read(base: Stored, layer: Any) -> Stored:
-    def change(weight: Tensor) -> Tensor:
-        with torch.no_grad():
-            return (weight + layer.get_delta_weight(_NAME)).to(weight.dtype)
-
-    return reshaped(base, base.shape, change)
+def _with_delta(layer: Any, weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        return (weight + layer.get_delta_weight(_NAME)).to(weight.dtype)
 
 
 def _attach(adapters: Adapters, model: PreTrainedModel) -> None:
@@ -344,7 +343,6 @@ def _copy_in(adapters: Adapters, model: nn.Module) -> None:
 
 
 def _strip(model: PreTrainedModel) -> None:
-    """Replaces layers with adapters by their base layers."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in list(model.named_modules()):

@@ -164,8 +164,10 @@ def _load_weights(
     check_path(path, key)
     base = lora.base_of(Path(path))
     if in_parts:
-        if base is None and (model := _skeleton_of(path, dtype)) is not None:
-            return model
+        if base is None:
+            with suppress(OSError, ValueError):  # loading it whole reports the error
+                if (skeleton := load_skeleton(path, dtype)) is not None:
+                    return skeleton
         LOG.warning("%s (%s) is loaded whole: its files cannot be read in parts", key, path)
     if base is not None:
         model = _load_weights(base, dtype, key)
@@ -184,13 +186,6 @@ def _load_weights(
     if lora.has_adapters(model):  # a hub id of adapters: transformers loaded their base, too
         lora.merge(model)
     return model
-
-
-def _skeleton_of(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
-    try:
-        return load_skeleton(path, dtype)
-    except (OSError, ValueError):  # loading it whole reports the error
-        return None
 
 
 def _add_adapters(model: PreTrainedModel, config: ModelConfig, path: str, seed: int) -> None:

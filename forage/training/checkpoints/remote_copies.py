@@ -142,7 +142,6 @@ class RemoteCheckpoints:
                 return
 
     def _refuse_another(self, run_dir: Path) -> None:
-        """Raises ``UserError`` if the URL has checkpoints of another run."""
         own, there = run_id_of(run_dir), self.run_id()
         if own and there and own != there and self.steps():
             raise UserError(
@@ -155,7 +154,6 @@ class RemoteCheckpoints:
         return there == (checkpoint / MANIFEST).read_bytes()
 
     def _put_folder(self, checkpoint: Path, before: str | None) -> None:
-        """Copies a checkpoint, then removes its earlier copy ``before``."""
         target = f"{self._root}/{checkpoint.name}"
         if before is not None and PurePosixPath(before).name == checkpoint.name:
             target += _AGAIN
@@ -203,7 +201,6 @@ class RemoteCheckpoints:
         unfinished.replace(out)
 
     def _put_record(self, path: Path, length: int) -> None:
-        """Copies the bytes that were not copied yet."""
         start = max((end for _, _, end in self._parts(path.name)), default=0)
         if start >= length:
             return

@@ -99,7 +99,6 @@ def from_megatron(weights: Weights, config: PretrainedConfig) -> dict[str, Store
 
 
 def _unstacked(weights: Weights) -> dict[str, Stored]:
-    """Splits stacked layers into single ones."""
     single: dict[str, Stored] = {}
     for name, stored in weights.items():
         if match := _STACK.fullmatch(name):

@@ -16,14 +16,21 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
-class OnRanks(Protocol[T_co]):
-    """Objects of one type, one on each rank."""
+class Called(Protocol[T_co]):
+    """Objects of one type, one on each rank, that are called together."""
 
     def call(
         self, method: Callable[Concatenate[T_co, P], R], *arguments: P.args, **named: P.kwargs
     ) -> R:
-        """Calls a method, or any importable function, with each rank's object."""
+        """Calls a method, or any importable function, with each rank's object.
+
+        Returns the first rank's result; raises what a rank raises.
+        """
         ...
+
+
+class OnRanks(Called[T_co], Protocol[T_co]):
+    """Objects from which others can be made."""
 
     def make(self, make: Callable[[T_co], S]) -> OnRanks[S]:
         """Creates another object on each rank from this one; ``make`` must be picklable."""

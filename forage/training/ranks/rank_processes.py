@@ -32,6 +32,7 @@ from forage.hardware import (
     num_cores,
 )
 from forage.retrieval.serve.port import bind_port
+from forage.training.ranks.on_ranks import Called
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -49,17 +50,8 @@ class RankDiedError(PartLostError):
     """A rank's process is gone, or timed out waiting for another."""
 
 
-class RankGroup(Protocol[T_co]):
+class RankGroup(Called[T_co], Protocol[T_co]):
     """A group of ranks that each hold an object."""
-
-    def call(
-        self, method: Callable[Concatenate[T_co, P], R], *arguments: P.args, **named: P.kwargs
-    ) -> R:
-        """Calls an importable function with every rank's object; returns rank 0's result.
-
-        Raises what a rank raises.
-        """
-        ...
 
     def close(self) -> None:
         """Ends the ranks."""

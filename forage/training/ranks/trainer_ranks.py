@@ -81,9 +81,12 @@ class TrainerRanks:
         self._num_data_ranks = placement.num_ranks // (
             trainer.sequence_parallel * trainer.tensor_parallel
         )
+        # Ranks neither need the caller's own functions nor can import them.
+        plain = {"reward": RewardConfig(), "search": SearchServer()}
+        plain |= {"environment": EnvironmentConfig()}
         self._group = start_ranks(
             placement.num_ranks,
-            partial(TrainerRank, _without_functions(config)),
+            partial(TrainerRank, config.model_copy(update=plain)),
             torch.device(config.model.device).type,
             trainer.timeout_s,
         )
@@ -166,19 +169,8 @@ class TrainerRanks:
         self.kl_coefficient = progress["kl_coefficient"]
 
     def _copy_weights(self) -> None:
-        """Updates the driver's copy, one bucket at a time."""
         mine = dict(self.model.named_parameters())
         self._gathered.call(GatheredWeights.begin)
         while bucket := self._gathered.call(GatheredWeights.next_bucket, BUCKET_BYTES):
             for name, weight in bucket:
                 mine[name].data.copy_(weight)
-
-
-def _without_functions(config: RunConfig) -> RunConfig:
-    """``config`` without the caller's own functions, which ranks neither need nor can import."""
-    sections = {
-        "reward": RewardConfig(),
-        "environment": EnvironmentConfig(),
-        "search": SearchServer(),
-    }
-    return config.model_copy(update=sections)
