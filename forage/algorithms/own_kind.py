@@ -103,4 +103,6 @@ class OwnKind:
                 f"{self.key}: {written(kind)} is neither a function nor a subclass of "
                 f"{self.base.__module__}.{self.base.__name__}"
             )
-        return found if isinstance(found, self.base) else self.of_function(function=kind)
+        if isinstance(found, self.base):
+            return found
+        return self.of_function(function=kind if isinstance(kind, str) else found)

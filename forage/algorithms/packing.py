@@ -159,9 +159,10 @@ def estimated_flops(num_tokens: int, num_parameters: int, attention_width: int) 
 def lay_end_to_end(sequences: Sequence[Sequence[int]]) -> Packed:
     """Token sequences one after the other, each with its own positions."""
     ids = list(chain.from_iterable(sequences))
+    positions = [position for each in sequences for position in range(len(each))]
     return Packed(
         token_ids_N=torch.tensor(ids, dtype=torch.int64),
-        positions_N=torch.cat([torch.arange(len(each)) for each in sequences]),
+        positions_N=torch.tensor(positions, dtype=torch.int64),
         starts_S1=tuple(accumulate(map(len, sequences), initial=0)),
     )
 
