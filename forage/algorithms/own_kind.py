@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import SerializationInfo, WrapSerializer, WrapValidator
 
@@ -105,4 +105,4 @@ class OwnKind:
             )
         if isinstance(found, self.base):
             return found
-        return self.of_function(function=kind if isinstance(kind, str) else found)
+        return self.of_function(function=cast(Own, kind))

@@ -46,8 +46,8 @@ def tokens_of(rows: list[tuple[float, float, float]], lengths: list[int] | None 
     zeros_M = torch.zeros_like(new_M)
     sequences = Sequences(number_of_M, int(number_of_M.max()) + 1)
     tokens = Tokens(
-        *(old_M, old_M, old_M, zeros_M + 1, zeros_M, zeros_M, advantages_M, zeros_M.bool()),
-        *(zeros_M.long(), number_of_M, sequences),
+        *(old_M, old_M, old_M, zeros_M + 1, zeros_M, zeros_M, advantages_M, zeros_M.long()),
+        *(number_of_M, sequences),
     )
     return new_M.requires_grad_(), tokens
 
