@@ -162,7 +162,7 @@ class RunConfig(Frozen):
                 )
         if self.data.train is None:
             raise UserError("data.train is missing: name a file of questions")
-        if self.trainer.group_size < 2 and self.algorithm.advantage.needs_groups:
+        if self.trainer.group_size < 2 <= self.algorithm.advantage.min_group_size:
             raise UserError(
                 f"trainer.group_size is {self.trainer.group_size}: a group baseline needs at "
                 "least 2 episodes per question"

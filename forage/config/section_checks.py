@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forage.algorithms.credit.pass_at_k import PassAtK
 from forage.algorithms.credit.turn_credit import TurnRewards
 from forage.config.placement_config import TorchPlacement
 
@@ -52,10 +51,10 @@ def _sizes_fit(run: RunConfig) -> None:
 def _algorithm_fits(run: RunConfig) -> None:
     algorithm, trainer, env = run.algorithm, run.trainer, run.environment
     advantage = algorithm.advantage
-    if isinstance(advantage, PassAtK) and advantage.k > trainer.group_size:
+    if advantage.min_group_size > trainer.group_size > 1:
         raise ValueError(
-            f"algorithm.advantage.k ({advantage.k}) is above trainer.group_size "
-            f"({trainer.group_size}): no k episodes can be drawn; lower k"
+            f"algorithm.advantage compares {advantage.min_group_size} episodes per question, and "
+            f"trainer.group_size is {trainer.group_size}; raise trainer.group_size"
         )
     parts = run.reward.parts
     names = advantage.reads_parts

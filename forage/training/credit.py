@@ -97,7 +97,7 @@ class Credit:
         if decay is not None:
             self.baseline = next_baseline(self.baseline, totals, decay)
         metrics = self._metrics(groups, credited_P, totals)
-        if self._estimator.needs_groups:
+        if self._estimator.min_group_size > 1:
             metrics["groups/flat"] = fmean(is_flat(rewards_G) for rewards_G in rewards_P)
         return credited_P, metrics | self._estimator.metrics(rewards_P)
 

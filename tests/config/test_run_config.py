@@ -150,7 +150,7 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         ),
         (
             {"algorithm": {"advantage": {"kind": "pass_at_k", "k": 9}}},
-            "algorithm.advantage.k (9) is above trainer.group_size (8)",
+            "algorithm.advantage compares 9 episodes per question, and trainer.group_size is 8",
         ),
         (
             {"algorithm": {"advantage": {"kind": "gdpo", "parts": {"em": 1, "emm": 1}}}},

@@ -100,9 +100,9 @@ class Estimator(Frozen):
     """A column that it reads and no other does, which takes a forward pass."""
 
     @property
-    def needs_groups(self) -> bool:
-        """Whether it compares an episode with others of the same question."""
-        return True
+    def min_group_size(self) -> int:
+        """Episodes of a question that it compares, at least; 1 if it compares none."""
+        return 2
 
     @property
     def is_whitened(self) -> bool:

@@ -32,8 +32,8 @@ class Gae(TurnRewards):
     """The value model."""
 
     @property
-    def needs_groups(self) -> bool:
-        return False
+    def min_group_size(self) -> int:
+        return 1
 
     @property
     def is_whitened(self) -> bool:

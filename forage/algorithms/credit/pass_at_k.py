@@ -23,6 +23,10 @@ class PassAtK(Estimator):
     k: int = Field(default=4, ge=2)
     """Episodes per draw; at most trainer.group_size."""
 
+    @property
+    def min_group_size(self) -> int:
+        return self.k
+
     def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
         return pass_at_k_advantages(rewards_G, self.k)
 

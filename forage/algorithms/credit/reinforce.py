@@ -50,8 +50,8 @@ class BaselineChoice(Estimator):
     """Subtracted from an episode's reward, or from each token's return."""
 
     @property
-    def needs_groups(self) -> bool:
-        return self.baseline.kind == "group"
+    def min_group_size(self) -> int:
+        return 2 if self.baseline.kind == "group" else 1
 
     @property
     def baseline_decay(self) -> float | None:

@@ -15,8 +15,8 @@ class Remax(Estimator):
     plays_greedy: ClassVar[bool] = True
 
     @property
-    def needs_groups(self) -> bool:
-        return False
+    def min_group_size(self) -> int:
+        return 1
 
     def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
         return [reward - group.greedy_reward for reward in rewards_G]
