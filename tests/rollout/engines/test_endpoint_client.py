@@ -55,7 +55,7 @@ async def failure_of(server: ModelServer, *faults: Response, **changes: Any) -> 
         (lambda: error(404, "no such model"), FailureKind.REFUSED, "HTTP 404: no such", 1),
         (page, FailureKind.MALFORMED, "HTTP 200 with text/html, not a JSON object", 2),
         (lambda: JSONResponse([1]), FailureKind.MALFORMED, "not a JSON object", 2),
-        (lambda: JSONResponse({"choices": []}), FailureKind.MALFORMED, "no completion", 2),
+        (lambda: JSONResponse({"choices": []}), FailureKind.MALFORMED, "not a completion", 2),
         (lambda: Response("[" * 10**5, 200), FailureKind.MALFORMED, "not a JSON object", 2),
         (lambda: RedirectResponse("/elsewhere", 307), FailureKind.REFUSED, "HTTP 307", 1),
         (
