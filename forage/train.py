@@ -63,10 +63,10 @@ def run_training(
             asyncio.run(_train(parts, trace, watcher))
     except Stopped as stopped:
         rest = "the steps recorded are whole; play the rest into another output_dir"
-        LOG.warning("stopped; %s", rest if played else f"go on with: {stopped}")
+        LOG.warning("stopped; %s", rest if played else f"continue with: {stopped}")
         raise KeyboardInterrupt from None
     except RankDiedError as error:
-        raise UserError(f"{error}; go on from the last checkpoint with --resume") from error
+        raise UserError(f"{error}; continue from the last checkpoint with --resume") from error
 
 
 async def _train(parts: RunParts, trace: Path | None, watcher: Watcher | None) -> None:

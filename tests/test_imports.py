@@ -81,7 +81,7 @@ LINE_BUDGETS = {
     "rollout": 6_975,
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
-    "training": 7_975,
+    "training": 7_985,
     "viewer": 3_580,
     # The step as a value (step.py).
     "watch": 1_500,

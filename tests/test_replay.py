@@ -72,7 +72,7 @@ def test_a_replay_is_resumed_with_the_episodes_that_it_began_with(tmp_path: Path
     other = tmp_path / "other.jsonl"
     other.write_text(replay[0].read_text().replace('"step":0,', '"step":9,'))
     config = make_config(out, **changes)
-    with pytest.raises(UserError, match="trained on other episodes than those of --replay"):
+    with pytest.raises(UserError, match="trained on different episodes from those of --replay"):
         run_training(config, resume=True, replay=[other])
     run_training(config, resume=True, replay=replay)
     assert weights_of(out, 4) == weights_of(played_run("late"), 4)
@@ -117,7 +117,7 @@ def test_a_run_may_not_learn_from_the_file_that_it_writes(tmp_path: Path, resume
     (out / "episodes.jsonl").write_text("the episodes of step 0, and more")
     (tmp_path / "link").symlink_to(out)
     own = tmp_path / "link" / ".." / "run" / "episodes.jsonl"
-    with pytest.raises(UserError, match="is the file that this run writes .* output_dir=DIR"):
+    with pytest.raises(UserError, match="this run writes its own episodes to .* output_dir=DIR"):
         run_training(make_config(out, **NOBODY, **NO_MODEL), resume=resume, replay=[own])
     assert (out / "episodes.jsonl").read_text() == "the episodes of step 0, and more"
 

@@ -118,7 +118,7 @@ def test_a_run_steps_as_it_is_asked_and_goes_on_where_it_was_left(
         assert (step.number, len(step.episodes), len(step.groups)) == (0, 8, 2)
         assert step.metrics["reward/mean"] == step.metrics["reward/mean"]
         break
-    assert "stopped; go on with: run.steps(resume=True)" in caplog.messages
+    assert "stopped; continue with: run.steps(resume=True)" in caplog.messages
     assert [row["step"] for row in read_metrics(run.config.output_dir)] == [0]
     assert [step.number for step in run.steps(resume=True)] == [1]
     assert_same_run(tmp_path / "parts" / "run", tmp_path / "whole" / "run", [2])

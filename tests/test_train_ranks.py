@@ -128,7 +128,7 @@ def test_a_rank_that_dies_ends_the_run_which_goes_on_from_its_checkpoint(tmp_pat
     _, err = child.communicate()
     assert child.returncode == 2, err
     assert "Traceback" not in err
-    assert "has died; go on from the last checkpoint with --resume" in err
+    assert "has died; continue from the last checkpoint with --resume" in err
     resumed = forage("train", recipe, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert_near(out, alone(), NUM_STEPS)

@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_under_ray_ends_the_run_which_goes_on(tmp_path: Pa
     _, err = child.communicate()
     assert child.returncode == 2, err
     assert "Traceback" not in err
-    assert "has died; go on from the last checkpoint with --resume" in err
+    assert "has died; continue from the last checkpoint with --resume" in err
     assert_resumes(recipe, out)
 
 

@@ -97,7 +97,7 @@ def _places(plan: Plan) -> Iterator[str]:
     in_flight = f"{config.rollout.max_concurrent_episodes:,} episodes in flight"
     if placement.has_server:
         turns = ", taking turns with the trainer" if placement.engine.offload else ""
-        turns += ", on GPUs of their own" if placement.own_gpus else ""
+        turns += ", on separate GPUs" if placement.own_gpus else ""
         yield (
             f"engine: {placement.num_engines} x {placement.engine.kind} on "
             f"{placement.engine.tensor_parallel} GPUs each{turns}; {in_flight}"

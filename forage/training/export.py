@@ -57,7 +57,9 @@ def export_model(
     if not steps:
         raise UserError(f"{run_dir} holds no checkpoint; name the output_dir of a training run")
     if step is not None and step not in steps:
-        raise UserError(f"{run_dir} has no checkpoint of step {step}; there are {sorted(steps)}")
+        raise UserError(
+            f"{run_dir} has no checkpoint of step {step}; choose one of {sorted(steps)}"
+        )
     source = steps[max(steps) if step is None else step]
     with _explaining_removal(source, run_dir):
         return _export(source, run_dir, out, adapter_only, dtype)
@@ -149,7 +151,7 @@ def _check(weights: Weights, shapes: Mapping[str, Shape], model: str) -> None:
     if missing := sorted(shapes.keys() - weights.keys()):
         raise UserError(f"the checkpoint lacks {some(missing)}, which {model} has")
     if unexpected := sorted(weights.keys() - shapes.keys()):
-        raise UserError(f"the checkpoint has {some(unexpected)}, which {model} has not")
+        raise UserError(f"the checkpoint has {some(unexpected)}, which {model} does not have")
     for name, shape in shapes.items():
         if weights[name].shape != shape:
             raise UserError(f"{name} is {list(weights[name].shape)}, and {model} has {list(shape)}")

@@ -179,7 +179,7 @@ def _load_weights(
         # Without ``trust_remote_code``, transformers would ask at the terminal.
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options)
     except (OSError, ValueError, SafetensorError, UnpicklingError) as error:
-        raise UserError(f"{key} is {path!r}: no model there ({error})") from error
+        raise UserError(f"{key} is {path!r}, which contains no loadable model ({error})") from error
     model, info = loaded
     what = f"{key} is {path!r}"
     refuse_faulty_loading(what, info, "" if needs_head else f"{model.base_model_prefix}.")

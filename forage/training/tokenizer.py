@@ -28,17 +28,21 @@ def load_tokenizer(config: ModelConfig, key: str = "model.path") -> PreTrainedTo
     if Path(path).is_dir() and not _has_vocabulary(Path(path)):
         names = " nor ".join(_VOCABULARIES)
         raise UserError(
-            f"{key} is {config.path!r}: no tokenizer there (neither {names}); copy the tokenizer's "
-            f"files of the model that it was made from into {path}"
+            f"{key} is {config.path!r}, which contains no tokenizer (neither {names}); copy the "
+            f"tokenizer files of the model that it was made from into {path}"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path, local_files_only=only_downloaded(path), trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"{key} is {config.path!r}: no tokenizer there ({error})") from error
+        raise UserError(
+            f"{key} is {config.path!r}, which contains no tokenizer ({error})"
+        ) from error
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # created if no file was found
-        raise UserError(f"{key} is {config.path!r}: no tokenizer there (it has no text's tokens)")
+        raise UserError(
+            f"{key} is {config.path!r}, which contains no tokenizer (only special tokens)"
+        )
     if config.endpoint is not None and config.endpoint.form == "chat":
         tokenizer.chat_template = None  # the server writes the chat format
     return cast(PreTrainedTokenizerFast, tokenizer)

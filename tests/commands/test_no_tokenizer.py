@@ -56,8 +56,8 @@ def test_each_command_names_the_directory_and_what_it_lacks(
         command = command.replace(name, str(place))
     assert main(command.split()) == 2
     said = " ".join(capfd.readouterr().err.split())
-    assert f"'{model}': no tokenizer there (neither tokenizer.json nor" in said
-    assert "copy the tokenizer's files of the model that it was made from" in said
+    assert f"'{model}', which contains no tokenizer (neither tokenizer.json nor" in said
+    assert "copy the tokenizer files of the model that it was made from" in said
     assert "Traceback" not in said
     assert not (tmp_path / "run" / "exported").exists()
 
@@ -72,7 +72,9 @@ def test_settings_of_a_tokenizer_are_no_tokenizer(
     """
     model = without_tokenizer(tmp_path / "model", *kept)
     make_model(architecture).save_pretrained(model)
-    with pytest.raises(UserError, match=r"model.path is '.*model': no tokenizer there \(neither"):
+    with pytest.raises(
+        UserError, match=r"model.path is '.*model', which contains no tokenizer \(neither"
+    ):
         load_tokenizer(ModelConfig(path=str(model)))
 
 
@@ -84,7 +86,7 @@ def test_adapters_without_a_tokenizer_have_that_of_their_base(tmp_path: Path):
         f'{{"peft_type": "LORA", "base_model_name_or_path": "{base}"}}'
     )
     config = ModelConfig(path=str(adapters))
-    with pytest.raises(UserError, match=f"adapters': no tokenizer there .* into {base}"):
+    with pytest.raises(UserError, match=f"adapters', which contains no tokenizer .* into {base}"):
         load_tokenizer(config)
     shutil.copy(random_model() / "tokenizer.json", base)
     assert len(load_tokenizer(config)) > 256
@@ -95,6 +97,6 @@ def test_a_vocabulary_of_another_form_is_left_to_transformers(tmp_path: Path, na
     """None is readable here: Qwen's tokenizer uses other files."""
     model = without_tokenizer(tmp_path / "model")
     (model / name).write_text("[UNK]")
-    with pytest.raises(UserError, match="no tokenizer there") as refused:
+    with pytest.raises(UserError, match="contains no tokenizer") as refused:
         load_tokenizer(ModelConfig(path=str(model)))
     assert "neither" not in str(refused.value)

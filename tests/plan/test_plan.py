@@ -229,7 +229,9 @@ def test_a_model_beside_the_policy_that_is_not_there_is_named_by_its_own_key(
         "advantage.critic.path": {"advantage": {"kind": "gae", "critic": {"path": str(tmp_path)}}},
     }
     config = small_config(questions, algorithm=overrides[key])
-    with pytest.raises(UserError, match=rf"^algorithm\.{key} is '{tmp_path}': no model there"):
+    with pytest.raises(
+        UserError, match=rf"^algorithm\.{key} is '{tmp_path}', which contains no loadable model"
+    ):
         make_plan(config, LAPTOP)
 
 

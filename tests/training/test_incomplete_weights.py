@@ -134,7 +134,7 @@ INCOMPLETE: dict[str, tuple[Break, str]] = {
     "names under module": (partial(edit, change=under_module), "lack .* hold module.lm_head.weig"),
     "another shape": (plus(**{"model.norm.weight": torch.ones(16)}), r"norm.weight as \[16\], "),
     "a head for values": (plus(**{"v_head.weight": torch.ones(1, 32)}), "hold v_head.weight, for"),
-    "no second shard": (lose_second_shard, "no model there .*model-00002-of"),
+    "no second shard": (lose_second_shard, "no loadable model .*model-00002-of"),
     "no shard in the index": (lose_second_shard_and_its_entries, "lack model.embed_tokens"),
     "a torch file without the head": (as_torch_file, f"lack {HEAD}"),
     "the type of a bert": (partial(set_config, model_type="bert"), "lack bert.embeddings.LayerNor"),

@@ -198,7 +198,7 @@ def test_a_digest_tells_tokenizers_and_chat_templates_apart(directory: Path):
     ("what", "expected"),
     [
         ("nothing", "there is no such directory"),
-        ("an empty directory", "no model there"),
+        ("an empty directory", "no loadable model"),
         ("file.gguf", "a GGUF file"),
     ],
 )

@@ -148,7 +148,10 @@ def _schema_of(function: Any, path: str) -> dict[str, Any]:
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError) as error:
-        raise UserError(f"environment.tools: the types of {path} cannot be read: {error}") from None
+        raise UserError(
+            f"environment.tools: the type annotations of {path} cannot be resolved ({error}); "
+            "import the types they name in its module"
+        ) from None
     properties: dict[str, Any] = {}
     required: list[str] = []
     for parameter in inspect.signature(function).parameters.values():

@@ -205,8 +205,8 @@ def _read(path: Path, file: BinaryIO) -> tuple[RecordingHeader, _Answers, int]:
         raise UserError(f"{path} is not a recording (its first line is not a header)") from None
     if header.forage_recording != FORMAT_VERSION:
         raise UserError(
-            f"{path} has format version {header.forage_recording}; this Forage reads "
-            f"{FORMAT_VERSION}"
+            f"{path} has format version {header.forage_recording}, but this version of "
+            f"Forage reads {FORMAT_VERSION}; record it again"
         )
     answers = _Answers(file)
     number, offset = 1, file.tell()

@@ -57,15 +57,14 @@ class RunState:
             )
         if _differ(self.tokenizer, own.tokenizer):
             raise UserError(
-                f"{checkpoint} was made with another tokenizer ({self.tokenizer}) than that of "
-                f"model.path ({own.tokenizer}); set model.path as in that run, or train into a new "
-                "output_dir"
+                f"{checkpoint} has the tokenizer {self.tokenizer}, but model.path has "
+                f"{own.tokenizer}; set model.path as in that run, or train into a new output_dir"
             )
         if _differ(self.replayed, own.replayed):
             raise UserError(
-                f"{checkpoint} was trained on other episodes than those of --replay up to its "
-                "step: name the files that the run started with, in the same order, or train into "
-                "a new output_dir"
+                f"up to its step, {checkpoint} was trained on different episodes from those of "
+                "--replay; name the files that the run started with, in the same order, or train "
+                "into a new output_dir"
             )
         self.check_base(own.base, checkpoint)
 

@@ -78,7 +78,10 @@ def _tensor(name: str, about: Inert, spans: dict[tuple[str, Shape | None], Span]
         if prod(sizes):
             pieces.append((offsets, _chunk(name, spans[name, offsets], sizes, dtype)))
     if sum(prod(piece.shape) for _, piece in pieces) < prod(shape):
-        raise UserError(f"the chunks of {name} do not cover its shape {shape}")
+        raise UserError(
+            f"the checkpoint's chunks of {name} do not cover its shape {shape}; a file is "
+            "missing or damaged: copy the checkpoint again"
+        )
     return pieced_together(shape, dtype, pieces)
 
 
@@ -87,7 +90,10 @@ def _chunk(name: str, span: Span, sizes: Shape, dtype: torch.dtype) -> Stored:
         stored: Any = load_torch_file(span)
         is_right = isinstance(stored, Stored) and (stored.shape, stored.dtype) == (sizes, dtype)
         if not is_right:
-            raise UserError(f"{span.path}: the chunk of {name} at {span.start} is not {sizes}")
+            raise UserError(
+                f"{span.path}: the chunk of {name} at byte {span.start} is not a tensor of shape "
+                f"{sizes} and type {dtype}; the file is damaged: copy the checkpoint again"
+            )
         return stored.read_rows(first, end)
 
     return Stored(sizes, dtype, read_rows)

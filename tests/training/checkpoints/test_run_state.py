@@ -25,9 +25,9 @@ OWN = RunState(
     [
         ({"seed": 5}, "made with seed 5, but the config has 3: set seed=5"),
         ({"run_id": "theirs"}, r"belongs to another run \(theirs\) than its directory \(ours\)"),
-        ({"tokenizer": "77aa"}, r"another tokenizer \(77aa\) than that of model.path \(b5d1\)"),
+        ({"tokenizer": "77aa"}, r"has the tokenizer 77aa, but model.path has b5d1"),
         ({"model_type": "llama"}, "type llama, but model.path has qwen2; set model.path as in"),
-        ({"replayed": "dead"}, "trained on other episodes than those of --replay up to its step"),
+        ({"replayed": "dead"}, "trained on different episodes from those of --replay"),
         ({"base": "99ff"}, r"with other base weights \(99ff\) than model.path has now \(04be\)"),
     ],
 )

@@ -156,5 +156,5 @@ def test_quantised_weights_are_not_read_as_plain_ones(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_missing_is_named_as_ever(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model.path is .*: no model there"):
+    with pytest.raises(UserError, match=r"model.path is .*, which contains no loadable model"):
         load_policy(ModelConfig(path=str(tmp_path)), 0, in_parts=True)
