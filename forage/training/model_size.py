@@ -154,7 +154,9 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
     except (OSError, ValueError) as error:
         if published is None:
             if Path(path).is_dir():
-                raise UserError(f"{key} is {path!r}: no model there ({error})") from error
+                raise UserError(
+                    f"{key} is {path!r}, which contains no loadable model ({error})"
+                ) from error
             return None
         config = AutoConfig.for_model(**published)
         source = f"the published shape of {path}"
