@@ -63,7 +63,7 @@ class SlowSearchClient(SearchClient):
 def config_of(args: argparse.Namespace, name: str, seed: int, **placement: Any) -> RunConfig:
     """The demo's recipe for the run in directory ``name``."""
     tree: dict[str, Any] = yaml.safe_load((PACKAGE / "commands" / "demo.yaml").read_text())
-    tree |= {"seed": seed, "output_dir": str(args.out / name), "placement": placement}
+    tree |= {"seed": seed, "output_dir": str(args.out / name)}
     tree |= {"model": {"path": str(PACKAGE / "warm" / "model")}}
     world = args.out / "world"
     tree["data"] = {
@@ -79,7 +79,7 @@ def config_of(args: argparse.Namespace, name: str, seed: int, **placement: Any) 
     tree["evaluation"] |= {"every": 0, "num_questions": args.questions, "arms": ["normal"]}
     tree["evaluation"] |= {"every": args.steps, "at_end": False}
     if placement:
-        del tree["rollout"]["engine"]
+        tree["placement"] = placement
     return build_config(tree, source=name)
 
 

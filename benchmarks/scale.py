@@ -55,7 +55,6 @@ def config_of(name: str, url: str, args: argparse.Namespace) -> RunConfig:
         "arms": ["normal"],
     }
     if name != "torch":
-        del tree["rollout"]["engine"]
         tree["placement"] = {"engine": {"kind": "vllm", "startup_timeout_s": 1500}}
     if name == "ray":
         tree["placement"]["trainer"] = {"num_ranks": 2}
