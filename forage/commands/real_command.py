@@ -249,7 +249,10 @@ def _with_questions(config: RunConfig, minutes: float, notes: RunNotes) -> RunCo
         num_questions = choose_questions(notes.measured["play_s"] * slower, left_s)
         LOG.info(
             "the warm start took %.1f minutes; %.1f of %g are left: evaluating %d questions",
-            *(notes.seconds["warm start"] / 60, left_s / 60, minutes, num_questions),
+            notes.seconds["warm start"] / 60,
+            left_s / 60,
+            minutes,
+            num_questions,
         )
         notes.choose(num_questions=num_questions)
     return with_overrides(config, [f"evaluation.num_questions={notes.chosen['num_questions']}"])

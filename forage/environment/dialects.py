@@ -96,7 +96,9 @@ def dialect_of(config: EnvironmentConfig) -> Dialect | None:
         case "verl" | "verl_2025":
             is_2025, limit = config.dialect == "verl_2025", config.max_reply_characters
             return Dialect(
-                *("", "", partial(verl_texts, limit)),
+                "",
+                "",
+                partial(verl_texts, limit),
                 reading=partial(read_verl, is_2025, limit),
                 ends_when_cut=True,
                 note=lambda sentence: verl_reply(sentence.strip()),

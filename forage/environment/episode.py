@@ -158,7 +158,9 @@ class _Conversation:
         sampled = await episode.sample(self.context, protocol.stop)
         action = protocol.parse(sampled.text, is_last)
         turn = Turn(
-            *(sampled.text, action.kind, action.text),
+            sampled.text,
+            action.kind,
+            action.text,
             generate_s=sampled.seconds,
             has_open_thought=is_open,
         )

@@ -128,8 +128,13 @@ class OpenEpisode:
             raise OutOfTime
         setting = self.setting
         sampling = Sampling(
-            *(room, stop, self.codec.eos_ids, context.key, setting.seed),
-            *(setting.temperature, setting.top_p),
+            max_tokens=room,
+            stop=stop,
+            stop_ids=self.codec.eos_ids,
+            episode_key=context.key,
+            seed=setting.seed,
+            temperature=setting.temperature,
+            top_p=setting.top_p,
             num_alternatives=setting.num_alternatives,
         )
         started = time.monotonic()

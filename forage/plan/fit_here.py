@@ -126,7 +126,10 @@ def _log_plan(trainer: TrainerConfig, phase: Phase, at_once: int, peak: int, fre
         "%s: expecting a peak of %.2f GB in addition to the program itself, with %.2f GB of "
         "memory free (micro-batches of %d tokens, %d at a time)",
         "the warm start" if phase == "supervised" else "training",
-        *(peak / 1e9, free / 1e9, trainer.max_tokens_per_micro_batch, at_once),
+        peak / 1e9,
+        free / 1e9,
+        trainer.max_tokens_per_micro_batch,
+        at_once,
     )
 
 
@@ -212,7 +215,9 @@ def _changes(
     if changes is not None:
         LOG.warning(
             "memory is short: %.2f GB are needed and %.2f GB are free; using instead: %s",
-            *(peak(config) / 1e9, memory / 1e9, " ".join(changes)),
+            peak(config) / 1e9,
+            memory / 1e9,
+            " ".join(changes),
         )
         return changes
     changes = search(config, peak, most, lambda key: key in CHOSEN)

@@ -138,7 +138,10 @@ class MicroBatches:
             LOG.warning(
                 "memory is short: a step would take %.2f GB and %.2f GB are free, so micro-batches "
                 "are %d tokens, %d at a time, until more is free (planned: %d tokens)",
-                *(peak / 1e9, free_memory(cost.device) / 1e9, *now, self._planned[0]),
+                peak / 1e9,
+                free_memory(cost.device) / 1e9,
+                *now,
+                self._planned[0],
             )
         self._logged = now
 

@@ -32,7 +32,7 @@ class DppoTvLoss(Loss):
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
         moved_M = total_variation(logprobs_M.detach(), old_M)
         return dppo_loss(
-            *(logprobs_M, old_M, advantages_M, moved_M), self.low, self.high, self.max_ratio
+            logprobs_M, old_M, advantages_M, moved_M, self.low, self.high, self.max_ratio
         )
 
 
@@ -51,7 +51,7 @@ class DppoKlLoss(Loss):
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
         moved_M = binary_divergence(logprobs_M.detach(), old_M)
         return dppo_loss(
-            *(logprobs_M, old_M, advantages_M, moved_M), self.low, self.high, self.max_ratio
+            logprobs_M, old_M, advantages_M, moved_M, self.low, self.high, self.max_ratio
         )
 
 

@@ -125,7 +125,9 @@ class Dispatcher:
             return last
 
         return await retry(
-            *(attempt, self._patience, deadline),
+            attempt,
+            self._patience,
+            deadline,
             needs_pause=lambda: (
                 len(failed) == len(self._servers)
             ),  # otherwise another is tried at once

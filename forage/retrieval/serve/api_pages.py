@@ -60,7 +60,8 @@ def describe_api(limits: Limits, has_token: bool) -> dict[str, Any]:
     schemas: dict[str, Any] = definitions["$defs"]
     _set_limits(schemas, limits)
     retrieve = _operation(
-        *("retrieve", "Passages for queries"),
+        "retrieve",
+        "Passages for queries",
         {"anyOf": [_ref("ScoredReply"), _ref("PlainReply")]},
         problems=(400, 403, 413, 415, 422, 429, 500, 502, 503, 504),
         description="Returns the passages for each query, best first; with scores if "
@@ -68,7 +69,9 @@ def describe_api(limits: Limits, has_token: bool) -> dict[str, Any]:
         requestBody={"required": True, "content": _content(_ref("RetrieveRequest"))},
     )
     access = _operation(
-        *("access", "Pages behind URLs", _ref("AccessReply")),
+        "access",
+        "Pages behind URLs",
+        _ref("AccessReply"),
         problems=(403, 404, 413, 415, 422, 429, 500, 502, 503, 504),
         description="Returns the page behind each URL (part of it if `max_chars` is given), or "
         "null if there is none.",

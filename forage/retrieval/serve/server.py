@@ -128,7 +128,9 @@ def _allow_connections(number: int) -> None:
         logger.warning(
             "this process may open %d files but needs %d for %d connections; raise `ulimit -n` or "
             "lower --max-connections",
-            *(hard, wanted, number),
+            hard,
+            wanted,
+            number,
         )
 
 

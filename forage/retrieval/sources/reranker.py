@@ -170,7 +170,10 @@ class CrossEncoderModel:
                 "%d of %d passages are longer than the %d tokens that the reranker reads and "
                 "lose their ends (the longest has %d with its query); retrieve shorter passages, "
                 "or use a model that reads more. This is reported once",
-                *(len(lengths), len(pairs), limit, max(lengths)),
+                len(lengths),
+                len(pairs),
+                limit,
+                max(lengths),
             )
 
 

@@ -94,7 +94,9 @@ def build_qdrant_index(
             build_progress("storing vectors in Qdrant", num_rows, show_progress) as advance,
         ):
             build_qdrant(
-                *(collection, num_rows, lambda start, stop: gather(np.arange(start, stop))),
+                collection,
+                num_rows,
+                lambda start, stop: gather(np.arange(start, stop)),
                 on_rows=advance,
             )
         write_manifest(encoded.directory, manifest)

@@ -79,7 +79,9 @@ class SentenceEncoder:
                 self._has_warned = True
                 logger.warning(
                     "a query has %d tokens and loses its last %d: %s reads only %d (reported once)",
-                    *(*cut, self.spec.query_model or self.spec.model, cut[0] - cut[1]),
+                    *cut,
+                    self.spec.query_model or self.spec.model,
+                    cut[0] - cut[1],
                 )
         return self._encode(model, texts, self.spec.query_prefix, "query")
 

@@ -59,7 +59,7 @@ class EndpointClient:
         self._has_answered = False
         self._has_key = key is not None
         self._client = OpenAIClient(
-            *("model endpoint", settings.base_url, key, patience), settings.max_concurrent_requests
+            "model endpoint", settings.base_url, key, patience, settings.max_concurrent_requests
         )
 
     @property
@@ -134,7 +134,11 @@ class EndpointClient:
         logger.info(
             "model endpoint: %d requests (%d retries), %d prompt tokens (%d cached), %d completion "
             "tokens (%d of hidden reasoning), failures: %s",
-            *(counts.requests, counts.retries, counts.usage.prompt_tokens),
-            *(counts.usage.cached_tokens, counts.usage.completion_tokens),
-            *(counts.usage.reasoning_tokens, counts.failures or "none"),
+            counts.requests,
+            counts.retries,
+            counts.usage.prompt_tokens,
+            counts.usage.cached_tokens,
+            counts.usage.completion_tokens,
+            counts.usage.reasoning_tokens,
+            counts.failures or "none",
         )

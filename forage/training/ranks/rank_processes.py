@@ -95,7 +95,13 @@ class RankProcesses(Generic[T]):
         for rank in range(num_ranks):
             mine, theirs = context.Pipe()
             place = RankPlace(
-                *(rank, num_ranks, num_ranks, _HOST, self._store.port, device_type, rank),
+                rank,
+                num_ranks,
+                num_ranks,
+                _HOST,
+                self._store.port,
+                device_type,
+                rank,
                 timeout_s,
             )
             process = context.Process(
@@ -220,7 +226,8 @@ def open_store(host: str) -> TCPStore:
     """Starts the store for the ranks' rendezvous, at ``host`` only, on a free port."""
     listener = bind_port(host, 0)  # by default the store would listen on every address
     return TCPStore(
-        *(host, listener.getsockname()[1]),
+        host,
+        listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),

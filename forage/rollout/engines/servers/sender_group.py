@@ -81,7 +81,8 @@ class SenderGroup:
         port = listener.getsockname()[1]
         self._address = max(set(addresses), key=lambda each: not each.startswith("127."))
         self._store = TCPStore(
-            *(host, port),
+            host,
+            port,
             is_master=True,
             wait_for_workers=False,
             timeout=self._timeout,

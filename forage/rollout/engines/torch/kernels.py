@@ -62,7 +62,14 @@ class KernelAttention:
         mixed = query.new_empty((num_slots, num_heads, self._num_parts, dim), dtype=torch.float32)
         sums = query.new_empty((num_slots, num_heads, self._num_parts, 2), dtype=torch.float32)
         _attend_part[(num_slots, num_kv_heads, self._num_parts)](
-            *(query, key, value, keys, values, positions_S, mixed, sums),
+            query,
+            key,
+            value,
+            keys,
+            values,
+            positions_S,
+            mixed,
+            sums,
             scale,
             self._cache.scratch,
             *query.stride()[:2],
@@ -84,7 +91,10 @@ class KernelAttention:
         )
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         _join_parts[(num_slots, num_heads)](
-            *(mixed, sums, positions_S, out),
+            mixed,
+            sums,
+            positions_S,
+            out,
             self._cache.scratch,
             H=num_heads,
             D=dim,
@@ -117,7 +127,13 @@ class KernelAttention:
         num_tokens, num_heads, dim = query.shape
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         _attend_block[(num_tokens // QUERY_BLOCK, num_heads)](
-            *(query, keys, values, slots_N, positions_N, lengths_B, out),
+            query,
+            keys,
+            values,
+            slots_N,
+            positions_N,
+            lengths_B,
+            out,
             scale,
             *query.stride()[:2],
             *keys.stride()[:3],
