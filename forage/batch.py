@@ -1,7 +1,7 @@
-"""What the trainer is handed: credited episodes, packed rows, and the batch of an optimizer step.
+"""The trainer's input: credited episodes, packed rows, and the batch of an optimizer step.
 
-Plain data between the algorithms, which fill it in, and the trainer, which learns from it. Axis
-suffixes: ``_N`` tokens laid end to end, ``_M`` the sampled ones among them, ``_S`` sequences.
+All of it is plain data: the algorithms fill it in, and the trainer learns from it. Axis suffixes:
+``_N`` tokens laid end to end, ``_M`` the sampled ones among them, ``_S`` sequences.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Metrics = dict[str, "Tensor"]
-"""What is measured of tokens, by name: a number each [M]."""
+"""Metrics of tokens by name: one number per token [M]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """An episode on its way into the loss: a column for each thing known of its M sampled tokens.
+    """An episode on its way into the loss: one column per quantity of its M sampled tokens.
 
-    It starts neutral (``packing.uncredited``) and each stage fills in its part. Columns are float32
-    [M], or bool [M] if their name begins with ``is_``; neutral values are in parentheses:
-    ``old_logprobs_M`` under the policy that the loss's ratio is taken to (the sampler's),
-    ``reference_logprobs_M`` under the reference model (the old ones),
-    ``weights_M`` that correct for the sampler (1), ``is_kept_M``, false where the correction
-    rejects a token (true), ``values_M`` of the critic before the update (0), ``returns_M``, the
-    critic's targets (0), and ``advantages_M`` (0).
+    Columns start neutral (``packing.uncredited``) and each stage fills in its part. They are
+    float32 [M], or bool [M] if their name begins with ``is_``; neutral values are in parentheses:
+    ``old_logprobs_M`` under the policy below the line of the loss's ratio (the sampler's),
+    ``reference_logprobs_M`` under the reference model (the old ones), ``weights_M`` that correct
+    for the sampler (1), ``is_kept_M``, false where the correction rejects a token (true),
+    ``values_M`` of the critic before the update (0), ``returns_M``, the critic's targets (0), and
+    ``advantages_M`` (0).
     """
 
     episode: Episode
@@ -54,7 +54,7 @@ class Credited:
         return {name: getattr(self, name) for name in _fields_M(self)} | extra
 
     def having(self, columns: Mapping[str, Tensor]) -> Credited:
-        """The episode with these columns; names that are not fields are extra columns."""
+        """Returns the episode with these columns; names that are not fields are extra columns."""
         own = {name: columns[name] for name in _fields_M(self) if name in columns}
         rest = {name: column for name, column in columns.items() if name not in own}
         return replace(self, **own, extra={**self.extra, **rest})
@@ -75,7 +75,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Which of ``count`` sequences, or turns, each of M tokens is of; all are whole here."""
+    """The sequence, or turn, of each of M tokens, out of ``count``; every sequence is complete."""
 
     number_of_M: Tensor
     count: int
@@ -116,7 +116,7 @@ class Tokens:
         return self.trainer_version - self.versions_M.float()
 
     def moved(self, device: torch.device, trainer_version: int = 0) -> Tokens:
-        """The same on ``device``, to be learnt by this policy version."""
+        """Returns the tokens on ``device``, for training this policy version."""
         tensors = {name: getattr(self, name).to(device) for name in _fields_M(self)}
         extra = {name: column.to(device) for name, column in self.extra.items()}
         numbers = replace(self.sequences, number_of_M=self.sequences.number_of_M.to(device))
@@ -135,10 +135,10 @@ def _fields_M(record: Credited | Tokens) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A micro-batch: packed episodes, whole, and what the loss needs to know about their tokens.
+    """A micro-batch: whole episodes, packed, and what the loss needs to know about their tokens.
 
     ``is_sampled_N`` is true where the policy chose the token and no correction has rejected it;
-    ``tokens`` are those. Token i is predicted at i - 1.
+    ``tokens`` are these tokens. The prediction of token i is at position i - 1.
     """
 
     packed: Packed
@@ -148,7 +148,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one optimizer step learns: micro-batches, and the global counts to divide losses by."""
+    """The data of one optimizer step: micro-batches, and the global counts that divide losses."""
 
     rows: tuple[Rows, ...]
     num_sampled_tokens: int

@@ -1,4 +1,4 @@
-"""An episode as one line of JSON, and back: the format of ``episodes.jsonl``.
+"""Converts an episode to one line of JSON and back: the format of ``episodes.jsonl``.
 
 Numbers survive bit for bit, and the line contains everything the episode does. ``records.py``
 writes the files and decides when.
@@ -43,7 +43,7 @@ _AXES_OF_SEGMENTS = {
     name: f"{name}_T" for name in ("token_ids", "logprobs", "versions", "alternatives")
 }
 _AXES_OF_CALLS = {"result_ids": "result_ids_K", "scores": "scores_K"}
-"""Names in a file, which have no axes, and those of the fields."""
+"""The names in a file, which have no axis suffix, and the names of their fields."""
 _EPISODE = TypeAdapter(Episode)
 
 
@@ -167,6 +167,6 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
 
 
 def _number_to_json(value: float) -> float | str:
-    """The number, or as a string what JSON lacks: "nan" and "-inf", which ``float`` parses."""
+    """The number; one that JSON lacks becomes a string that ``float`` parses: "nan" or "-inf"."""
     number = float(value)
     return number if math.isfinite(number) else str(number)

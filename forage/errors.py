@@ -11,7 +11,7 @@ DISTRIBUTION = "forage-rl"
 
 
 class UserError(ValueError):
-    """What is wrong, with the value, and what to do; shown without a traceback."""
+    """An error the user can fix: what is wrong, and what to do; shown without a traceback."""
 
 
 def install_command(extra: str = "") -> str:

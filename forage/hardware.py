@@ -94,9 +94,9 @@ def loaded_objects_frozen(collects_old: bool = True) -> Iterator[None]:
     """Excludes everything allocated so far (packages, model, data) from garbage collection inside.
 
     Traversing all objects of torch and transformers took 0.3 s, ten times per minute, with the
-    event loop blocked; traversing those of 5,000 episodes in flight takes another 0.3 s. So old
-    objects are collected rarely and, without ``collects_old``, never automatically: call
-    ``gc.collect`` when nothing is waiting. Until then two objects per episode stay.
+    event loop blocked; the objects of 5,000 episodes in flight take another 0.3 s. So old objects
+    are collected rarely and, without ``collects_old``, never automatically: call ``gc.collect``
+    when nothing is waiting. Until then two objects per episode stay in memory.
     """
     usual = gc.get_threshold()
     gc.collect()
@@ -110,7 +110,7 @@ def loaded_objects_frozen(collects_old: bool = True) -> Iterator[None]:
 
 
 def give_back_freed_memory() -> None:
-    """Returns freed memory that ``keep_freed_memory`` kept to the kernel; only with glibc.
+    """Returns to the kernel the freed memory that ``keep_freed_memory`` kept; only with glibc.
 
     Each thread has its own arena, which keeps the most it has ever freed. A run of 135 million
     parameters, whose phases run on separate threads, grew from 6 to 19 GB.

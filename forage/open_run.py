@@ -1,8 +1,8 @@
-"""A run, opened for ``train.py``: what it loads, what it starts, and the phases of its steps.
+"""Opens a run for ``train.py``: loads its models, starts its engine, and runs a step's phases.
 
-``load_parts`` comes before the event loop, ``open_run`` inside it; both close what they opened.
-``OpenRun`` is complete from the start and never changes: what moves is in the objects it holds, and
-in the ``TrainingStep`` that its phases fill in.
+``load_parts`` runs before the event loop, ``open_run`` inside it; both close what they opened.
+``OpenRun`` is complete from the start and never changes: only the objects it holds change, and the
+``TrainingStep`` that its phases fill in.
 """
 
 from __future__ import annotations
@@ -162,11 +162,11 @@ class OpenRun:
     trackers: Trackers
     after_step: AfterStep
     start: int
-    """Steps that the newest checkpoint holds."""
+    """The number of steps that the newest checkpoint holds."""
 
     @asynccontextmanager
     async def steps_from(self, start: int) -> AsyncIterator[Iterator[TrainingStep]]:
-        """The steps from ``start`` on, once the weights are out; saves the run as it ends."""
+        """Publishes the weights, then yields the steps from ``start`` on; finally saves the run."""
         await self.weights.publish()
         await self.savepoints.begun()
         reason = None
@@ -219,7 +219,7 @@ class OpenRun:
         await self.stop.or_stop(self.after_step(step))
 
     async def restore(self, checkpoint: Path) -> int:
-        """Returns to ``checkpoint``; gives the number of steps it holds."""
+        """Rolls back to ``checkpoint``; returns the number of steps it holds."""
         return await _restore(self.parts, self.groups, self.weights, self.savepoints, checkpoint)
 
     async def end(self) -> None:
@@ -238,7 +238,7 @@ async def _restore(
     savepoints: Savepoints,
     checkpoint: Path | None,
 ) -> int:
-    """Returns to ``checkpoint``, None for the newest; gives the number of steps it holds."""
+    """Restores ``checkpoint``, or the newest if None; returns the number of steps it holds."""
     await weights.begin()
     start = savepoints.restore(checkpoint)
     parts.guard.remember(read_metrics(parts.config.output_dir))

@@ -24,7 +24,7 @@ class Bar:
     task: TaskID
 
     def advance(self, note: str | None = None) -> None:
-        """Counts one more; ``note`` replaces the text at the end of the line."""
+        """Counts one more item; ``note`` replaces the text at the end of the line."""
         self.progress.advance(self.task)
         if note is not None:
             self.progress.update(self.task, note=note)

@@ -70,7 +70,7 @@ class Publisher(AbstractContextManager[None]):
     """
 
     def __init__(self, engine: Updated, trainer: Trainer) -> None:
-        """Create it on the engine's event loop."""
+        """Must be called on the engine's event loop."""
         self._engine = engine
         self._trainer = trainer
         self._loop = asyncio.get_running_loop()

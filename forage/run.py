@@ -183,7 +183,7 @@ class _HandOver:
         self._is_wanted: Callable[[], object] | None = None
 
     def train(self, config: RunConfig, resume: bool) -> None:
-        """The training thread's work; hands over the exception that ends it, too."""
+        """Runs on the training thread; hands over the exception that ends it, too."""
         from forage.plan.fit_here import fit_here
         from forage.train import run_training
         from forage.training.checkpoints.run_directory import earlier_settings
@@ -226,7 +226,7 @@ def _tree_of(config: RunConfig | Mapping[str, Any] | Path | str) -> dict[str, An
 
 
 def _what_is_set(value: Any) -> Any:
-    """Only those settings that were set explicitly, so that the others keep following defaults."""
+    """The settings that were set explicitly; all other settings keep following the defaults."""
     match value:
         case _ if is_own(value):
             return value

@@ -53,7 +53,7 @@ def _text_or_own(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
 
 
 def _dumped(own: Any, info: SerializationInfo) -> Any:
-    """The text for a file; the function or object itself in a tree of Python values."""
+    """Dumps custom code: as text for a file, as the object itself for Python."""
     return written(own) if info.mode == "json" else own
 
 
@@ -61,7 +61,7 @@ _AS_WRITTEN = PlainSerializer(_dumped)
 Own = Annotated[str, WrapValidator(_text_or_own), _AS_WRITTEN]
 """Custom code: text that names it, or in Python the object itself."""
 OwnPath = Annotated[str, Field(pattern=IMPORT_PATH), WrapValidator(_text_or_own), _AS_WRITTEN]
-"""The same, where the text must be ``module:name``."""
+"""Custom code like ``Own``, but its text must be ``module:name``."""
 
 
 class Strict(BaseModel):

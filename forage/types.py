@@ -160,7 +160,7 @@ class Origin(StrEnum):
 
 
 POLICY_ORIGINS = (Origin.SAMPLED, Origin.TRANSCRIBED)
-"""The origins of what the policy wrote."""
+"""The origins of the policy's own text."""
 
 Alternatives = tuple[tuple[int, float], ...]
 """The likeliest tokens at a position, best first, with their log-probabilities."""
@@ -227,7 +227,7 @@ SEARCH_TOOL = "search"
 
 
 class ActionKind(StrEnum):
-    """What a turn turned out to be; ``CALL`` is a call to any tool except search."""
+    """The kind of action a turn took; ``CALL`` is a call to any tool except search."""
 
     SEARCH = "search"
     CALL = "call"
@@ -328,7 +328,7 @@ class Status(StrEnum):
 
 
 def status_after(turns: Sequence[Turn], status: Status) -> Status:
-    """``status``, replaced by a failed call's unless the engine failed, as that says more."""
+    """Returns ``status``, or a failed call's status unless the engine failed, which says more."""
     failed = [call.tool for turn in turns for call in turn.calls if call.failure]
     if status is Status.ENGINE_FAILED or not failed:
         return status
@@ -389,7 +389,7 @@ class Episode:
 
     @property
     def contexts(self) -> list[Episode]:
-        """The sequences it was sampled in: itself, or one from each fold onwards.
+        """The sequences the episode was sampled in: only itself, unless its context was folded.
 
         Each has the segments of its context and the turns sampled in it.
         """
@@ -418,7 +418,7 @@ class Episode:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether it can be trained: one conversation whose policy tokens were sampled as recorded.
+        """Whether it can be trained on: one conversation whose tokens were sampled as recorded.
 
         The conversation may have been folded into several sequences (``contexts``). False if text
         was transcribed, or if there are several prompts, as in baselines that ask the policy
@@ -448,8 +448,8 @@ class Sampling:
     A turn ends as soon as the sampled text contains one of the ``stop`` strings, or one of
     ``stop_ids`` is sampled. The noise at a position depends only on ``seed``, ``episode_key`` and
     the position. ``temperature`` 0 is greedy. An in-process engine calls ``on_token`` on the event
-    loop with each sampled token. Engines that can also return ``num_alternatives`` likely tokens
-    per position.
+    loop with each sampled token. If an engine can, it also returns the ``num_alternatives``
+    likeliest tokens per position.
     """
 
     max_tokens: int

@@ -1,7 +1,7 @@
-"""What DAPO adds around the loss: dynamic sampling, and a penalty for overlong episodes.
+"""DAPO's additions around the loss: dynamic sampling, and a penalty for overlong episodes.
 
-Only selection and arithmetic; the loop plays the additional questions. Source:
-https://arxiv.org/abs/2503.14476, section 3.
+This file only selects groups and computes penalties; the loop plays the additional questions.
+Source: https://arxiv.org/abs/2503.14476, section 3.
 """
 
 from __future__ import annotations

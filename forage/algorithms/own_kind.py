@@ -1,7 +1,8 @@
 """Your own estimator or loss in place of a built-in kind: ``algorithm.advantage=mine:OverBest``.
 
 It is a subclass of ``Estimator`` or ``Loss``, whose fields are keys of the section; an instance of
-one; or just a function. A recipe names it as ``module:name``; ``forage.Run`` also takes it itself.
+one; or just a function. A recipe names it as ``module:name``; ``forage.Run`` also accepts the
+object itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class OwnEstimator(Estimator):
     function: Own
 
     def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
-        """Raises ``UserError`` if the function returns another number of them."""
+        """Calls the function; raises ``UserError`` unless it returns one advantage per episode."""
         advantages_G = list(load_by_path(self.function, "algorithm.advantage")(rewards_G))
         if len(advantages_G) != len(rewards_G):
             raise UserError(
@@ -50,7 +51,7 @@ class OwnLoss(Loss):
 
 
 def is_own(setting: Any) -> bool:
-    """Whether this is an estimator or a loss of the user's."""
+    """Whether this is the user's own estimator or loss."""
     if not isinstance(setting, Estimator | Loss):
         return False
     is_built_in = type(setting).__module__.startswith("forage.algorithms.")
@@ -77,7 +78,7 @@ WRITES_OWN_KIND = WrapSerializer(_dump)
 
 @dataclass(frozen=True, slots=True)
 class OwnKind:
-    """Reads a section whose kind is the user's own; the union of kinds reads the others."""
+    """Reads a section whose kind is custom code; the union of kinds reads all other sections."""
 
     key: str
     base: type[Estimator] | type[Loss]
@@ -85,7 +86,7 @@ class OwnKind:
 
     @property
     def reads(self) -> WrapValidator:
-        """Annotates the union, next to ``WRITES_OWN_KIND``."""
+        """The validator to annotate the union with, next to ``WRITES_OWN_KIND``."""
         return WrapValidator(self._read)
 
     def _read(self, value: Any, read_kind: Callable[[Any], Any]) -> Any:

@@ -51,9 +51,10 @@ def uncredited(episode: Episode) -> Credited:
 
 
 def contexts(each: Credited) -> list[Credited]:
-    """An episode as the sequences it was sampled in, each with its own tokens' numbers.
+    """The sequences an episode was sampled in, each with the columns of its own tokens.
 
-    One sequence, itself, unless its context was folded. Every sampled token is in exactly one.
+    This is only the episode itself unless its context was folded. Every sampled token is in exactly
+    one sequence.
     """
     parts = each.episode.contexts
     if len(parts) == 1:
@@ -69,7 +70,7 @@ def contexts(each: Credited) -> list[Credited]:
 def pack(
     credited: Sequence[Credited], max_tokens: int, cost_of: CostOf = float, num_at_once: int = 1
 ) -> Batch:
-    """Lays the episodes with a trained token out in micro-batches of at most ``max_tokens``.
+    """Packs the episodes that have a trained token into micro-batches of at most ``max_tokens``.
 
     Each context of an episode is a sequence. The number of micro-batches is a multiple of
     ``num_at_once`` if there are enough sequences. Raises ``AssertionError`` for a sequence that is
@@ -94,7 +95,7 @@ def pack_mini_batches(
     cost_of: CostOf = float,
     num_at_once: int = 1,
 ) -> list[Batch]:
-    """One batch per optimizer step: consecutive groups, split evenly without dividing any.
+    """One batch per optimizer step: consecutive whole groups, split evenly.
 
     ``mark`` fills in the extra columns that the loss reads, over one optimizer step's episodes.
     """
@@ -198,7 +199,7 @@ def lay(credited: Sequence[Credited]) -> Rows:
 
 
 def empty_rows() -> Rows:
-    """A micro-batch of one token that is not trained, for a rank that has none of its own."""
+    """A micro-batch of one token that is not trained, for a rank that has no other."""
     nothing, numbers = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
     tokens = Tokens(*[nothing] * 7, *[numbers] * 2, sequences=Sequences(numbers, 1))
     return Rows(lay_end_to_end([[0]]), torch.tensor([False]), tokens)

@@ -107,7 +107,7 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def without_links_out(folder: Path, files: Iterable[Path]) -> list[Path]:
-    """The files in order of name, except those a link takes out of the folder, which are logged."""
+    """The files in order of name; a file that a link takes out of the folder is logged instead."""
     base = folder.resolve()
     inside: list[Path] = []
     for file in sorted(files):

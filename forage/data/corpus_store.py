@@ -102,7 +102,7 @@ def _save_id_table(hashes: np.ndarray, directory: Path) -> None:
 class CorpusStore:
     """A corpus on disk: finds a passage by row or by id in O(1), without reading the rest.
 
-    Safe to read from several threads. Use ``build_store`` to make one.
+    Several threads may read from it. Use ``build_store`` to make one.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,8 +1,8 @@
 """Parses a turn of the policy: a search, a call of another tool, an answer, or none of these.
 
-Pure: text in, action out. ``text`` is what the policy sampled in one turn, never the prompt or a
-passage, so nothing else can act on its behalf. The protocol (``protocol.py``) knows the available
-tools and how native calls are spelt.
+Parsing is pure: text in, action out. ``text`` is what the policy sampled in one turn, never the
+prompt or a passage, so nothing else can act on its behalf. The protocol (``protocol.py``) knows the
+available tools and how native calls are spelt.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Answer:
 class Invalid:
     """The turn contains no valid action; ``reason`` is a sentence that says why.
 
-    ``reply`` is what the tool's message says about a call that cannot be run; "" if none replies.
+    ``reply`` is what the tool's message says about a call that cannot be run; "" if no tool
+    replies.
     """
 
     kind: ClassVar = ActionKind.INVALID
@@ -90,7 +91,7 @@ Action = Search | Call | Answer | Invalid
 def parse_action(text: str) -> Search | Answer | Invalid:
     """The action in the first complete block, which begins with the last tag opened before its end.
 
-    For the tags protocol with search as its only tool.
+    This is for the tags protocol with search as its only tool.
     """
     match first_action(text, (Tag.SEARCH,)):
         case Invalid() as invalid:

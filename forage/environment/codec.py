@@ -33,7 +33,7 @@ _CHAT_MARKER = re.compile(r"<(?=\|\w{1,40}\|>|</?SYS>>)|\[(?=/?INST\])")
 _CHARACTERS_PER_TOKEN = 16
 _CACHED_TEXTS = 65_536
 _LONGEST_CACHED = 4096
-"""In characters: passages recur, pages hardly do; 65,536 pages would be gigabytes."""
+"""Characters of the longest cached text: passages recur; 65,536 cached pages would be gigabytes."""
 _CACHED_FIXED_TEXTS = 256
 _MAX_ROUNDS = 8
 _TAIL = 16
@@ -95,10 +95,10 @@ class Codec:
     def encode_between(
         self, before: Sequence[int], text: str, after: Sequence[int], max_tokens: int
     ) -> list[int] | None:
-        """Untrusted text between tokens of ours, encoded in one piece as other systems do.
+        """Untrusted text between our own tokens, encoded in one piece as other systems do.
 
-        Tokens may then span both. None if that takes more than ``max_tokens``, or if the whole does
-        not decode to its parts with our added tokens and no others.
+        Tokens may then span both. Returns None if that takes more than ``max_tokens``, or if the
+        whole does not decode to its parts with our added tokens and no others.
         """
         if len(text) > max_tokens * _CHARACTERS_PER_TOKEN:
             return None
@@ -199,5 +199,5 @@ def _any_of(contents: list[str]) -> re.Pattern[str] | None:
 
 
 def _fix_surrogates(text: str) -> str:
-    """Surrogate pairs joined, lone surrogates replaced: the result can be encoded as UTF-8."""
+    """Joins surrogate pairs and replaces lone ones, so that UTF-8 can encode the text."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -54,12 +54,12 @@ def verl_texts(limit: int | None, hits_QK: Sequence[Sequence[Hit]]) -> list[Resu
 
 
 def verl_reply(text: str) -> str:
-    """A text as the reply of veRL's search tool."""
+    """Formats a text as a reply of veRL's search tool."""
     return json.dumps({"result": text}, ensure_ascii=False)
 
 
 def without_middle(texts: Sequence[ResultText], limit: int | None) -> list[ResultText]:
-    """The first and last half of ``limit`` characters with a marker between, or all if it fits."""
+    """The first and last ``limit`` / 2 characters around a marker, or everything if it fits."""
     num_characters = sum(len(each.text) for each in texts)
     if limit is None or num_characters <= limit:
         return list(texts)

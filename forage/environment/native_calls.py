@@ -49,7 +49,7 @@ class NativeCalls:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """What ends a turn in addition to the end-of-turn token; nothing else ends a bare call."""
+        """Strings that end a turn, like the end-of-turn token; a bare call has none."""
         return (CALL_CLOSE, ANSWER_CLOSE) if self.spelling == "hermes" else (ANSWER_CLOSE,)
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -63,7 +63,7 @@ class NativeCalls:
         return self.write(SEARCH_TOOL, {"query_list": list(queries)})
 
     def parse(self, text: str) -> Action:
-        """The first call or answer of a turn decides; a call that does not parse is invalid."""
+        """The action of a turn: its first call or answer. A call that does not parse is invalid."""
         call = self._first_call(text)
         answer = first_block(text, ANSWER_OPEN, ANSWER_CLOSE)
         if call and (answer is None or call[0] < answer[0]):

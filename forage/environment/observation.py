@@ -83,7 +83,7 @@ def information_frame(codec: Codec) -> Frame:
 
 
 def inside(frame: Frame, opening: str, closing: str, codec: Codec) -> Frame:
-    """``frame`` with texts of ours between it and its body, encoded in one piece."""
+    """``frame`` with our own texts between it and its body, encoded in one piece."""
     first = codec.decode(frame.opening) + opening
     last = closing + codec.decode(frame.closing)
     ends = tuple(codec.encode_trusted(last))
@@ -155,7 +155,7 @@ def texts_observation(
 def fixed_observation(
     note: str, codec: Codec, max_tokens: int, frame: Frame | None = None
 ) -> Observation:
-    """A sentence of ours in place of results, inside ``frame`` (the information tags)."""
+    """Our own sentence in place of results, inside ``frame`` (the information tags)."""
     frame = frame or information_frame(codec)
     ids = codec.encode_trusted(_escaped(note) if frame.is_json else note)
     body = _cut(ids, _room(frame, max_tokens), codec, frame)
@@ -189,9 +189,7 @@ def _framed(
 
 
 def _cut(ids: Sequence[int], num_tokens: int, codec: Codec, frame: Frame) -> list[int]:
-    """Truncates; in a JSON string without splitting an escape, which would swallow its closing
-    quote.
-    """
+    """Truncates, but never inside a JSON escape, which would swallow the closing quote."""
     kept = list(codec.cut(ids, num_tokens))
     while frame.is_json and _CUT_ESCAPE.search(codec.decode(kept)):
         kept.pop()

@@ -110,7 +110,7 @@ def encode_prompt(
     system: str = "",
     adds_question_mark: bool = True,
 ) -> list[int]:
-    """The template with the question, as tokens; adds a missing question mark if asked to.
+    """The template with the question, as tokens; may add a missing question mark.
 
     Raises ``UserError`` for more than ``max_tokens`` tokens: truncation would change the question.
     """

@@ -38,7 +38,7 @@ def pass_on(source: Path, directory: Path) -> None:
 
 
 def as_trained(config: RunConfig) -> RunConfig:
-    """``config`` with what its recipe leaves open set as ``model.path`` was trained.
+    """``config``, with settings missing from its recipe set as ``model.path`` was trained.
 
     If the recipe contradicts the file, the recipe wins, with a warning. Raises ``UserError`` if the
     file cannot be read.

@@ -34,7 +34,7 @@ def message_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
 def text_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
     """The ids at which sampling stops, the tokenizer's own first.
 
-    If the template writes nothing after the last message, what it writes between two counts: a
+    If the template writes nothing after the last message, its text between two messages counts: a
     policy that begins another role's message has ended its own.
     """
     own = tokenizer.eos_token_id

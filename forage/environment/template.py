@@ -1,7 +1,7 @@
 """Prompt templates: texts with a slot for the question, built in or from a file.
 
 ``check_template`` checks a template against its protocol: a prompt that teaches tags which nothing
-parses would waste a run. ``prompt.py`` encodes it.
+parses would waste a run. ``prompt.py`` encodes a template.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Turnstile:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def through(self) -> None:
-        """Returns once the earlier ones have passed and their round of the loop has ended."""
+        """Returns once earlier callers have passed and their round of the loop has ended."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop

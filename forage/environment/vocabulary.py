@@ -1,4 +1,4 @@
-"""Which rows of a model's head are tokens: the others are neither sampled nor trained.
+"""Finds which rows of a model's head are tokens: other rows are neither sampled nor trained.
 
 Many models have more rows than their tokenizer has tokens (Qwen2.5: 151,936 and 151,665). Sampler
 and trainer both use this file, so that their log-probabilities sum to 1 over the same tokens.
@@ -51,7 +51,7 @@ def refuse_too_few_rows(num_ids: int, num_rows: int, what: str) -> None:
 def known_logits(model: PreTrainedModel, logits_BV: Tensor) -> Tensor:
     """The logits [B, V] of the ids up to the last token; ids in gaps get the lowest logit.
 
-    All logits for a model without a fitted tokenizer. A slice: nothing is copied.
+    A model without a fitted tokenizer keeps all logits. The result is a slice, not a copy.
     """
     number, gaps = vars(model).get(KNOWN_IDS, (logits_BV.shape[-1], None))
     known_BV = logits_BV[..., :number]

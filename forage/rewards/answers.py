@@ -1,9 +1,9 @@
 """Answer matching by the published SQuAD rules: normalise, exact match, cover match, token F1.
 
-Pure functions of strings; nothing here knows about episodes, tags or passages. Matches compare
-texts as a person would read them: Unicode's two encodings of an accented letter are the same, and
-so are typographic and ASCII quotes and dashes. On ASCII texts all but ``cover_match`` match the
-originals.
+All are pure functions of strings; nothing here knows about episodes, tags or passages. Matches
+compare texts as a person would read them: Unicode's two encodings of an accented letter are the
+same, and so are typographic and ASCII quotes and dashes. On ASCII texts all but ``cover_match``
+match the originals.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _OR = re.compile(r"\bor\b")
 def normalize_answer(text: str) -> str:
     """Lower-cases, deletes ASCII punctuation, drops a, an, the, and collapses white space.
 
-    The rule of SQuAD's evaluation script (https://arxiv.org/abs/1606.05250): ``"The  Beatles!"``
-    becomes ``"beatles"``.
+    This is the rule of SQuAD's evaluation script (https://arxiv.org/abs/1606.05250): ``"The
+    Beatles!"`` becomes ``"beatles"``.
     """
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLE.sub(" ", bare).split())
@@ -84,8 +84,8 @@ def holds_answer(text: str, golden_answers: Sequence[str]) -> bool:
 def substring_match(prediction: str, golden_answers: Sequence[str]) -> bool:
     """Whether a golden answer is a substring of the prediction, both normalised.
 
-    The originals' sub-EM: "no" is in "unknown". Golden answers that normalise to nothing match as
-    in ``exact_match``. Raises ``TypeError`` for a bare string.
+    This is the originals' sub-EM: "no" is in "unknown". Golden answers that normalise to nothing
+    match as in ``exact_match``. Raises ``TypeError`` for a bare string.
     """
     normal = _as_read(prediction)
     return any(

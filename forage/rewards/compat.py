@@ -36,9 +36,7 @@ RULES_THAT_SEE_THE_PROMPT: tuple[Rule, ...] = (
 )
 
 Golden = str | Sequence[str]
-"""Golden answers as in the logs; a bare string is one answer, except to the retrieval term (see
-there).
-"""
+"""Golden answers as in the logs; a bare string is one answer, except in ``_is_retrieved``."""
 
 _THINK, _SEARCH, _INFORMATION, _ANSWER = ((tag.opening, tag.closing) for tag in TAGS_PROTOCOL)
 _ANSWERED = re.compile("{}(.*?){}".format(*_ANSWER), re.DOTALL)

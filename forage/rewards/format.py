@@ -1,4 +1,4 @@
-"""Whether an episode followed the protocol: ``think (search information think)* answer``.
+"""Checks whether an episode followed the protocol: ``think (search information think)* answer``.
 
 A call of another tool may replace a search. Each turn is judged by what the policy wrote, after a
 think tag that its prompt opened. Of an observation only the position counts (it follows each call),
@@ -28,10 +28,10 @@ _END_OF_TURN = re.compile(r"\s*(?:<(?:[|｜][^<>\s]+[|｜]|/s|eos|end_of_turn|tu
 def is_format_valid(turns: Sequence[Turn], protocol: ProtocolName = "tags") -> bool:
     """Whether the turns are tool calls (each observed), then one answer, all well formed.
 
-    Tags: they are balanced, not nested and in order, with a thought in each turn, and only white
-    space between blocks and after ``</answer>``. Tools: each turn may think, in a think block or in
-    plain words, and ends with its one call or answer. In both protocols an invalid action, or a
-    call that was never run, breaks the format.
+    With the tags protocol, tags are balanced, not nested and in order, with a thought in each turn,
+    and only white space between blocks and after ``</answer>``. With tools, each turn may think, in
+    a think block or in plain words, and ends with its one call or answer. In both protocols an
+    invalid action, or a call that was never run, breaks the format.
     """
     if not turns:
         return False
@@ -48,9 +48,7 @@ def is_format_valid(turns: Sequence[Turn], protocol: ProtocolName = "tags") -> b
 
 
 def is_reasoning_broken(sampled: str) -> bool:
-    """Whether a think block is left open, nested, closed twice, or has another tag; no block is
-    fine.
-    """
+    """Whether a think block is left open, nested, closed twice, or contains another tag."""
     is_thinking = False
     for tag in _ANY_TAG.findall(sampled):
         if is_thinking != (tag == _THOUGHT[1]):

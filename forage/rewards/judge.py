@@ -125,7 +125,7 @@ class Judge:
 
     @property
     def num_requests(self) -> int:
-        """Requests sent so far, retries included."""
+        """The number of requests sent so far, including retries."""
         return self._client.counts.requests
 
     async def check(self) -> None:

@@ -24,7 +24,7 @@ from forage.types import Episode, FailureKind, Reward, Status
 
 
 class Scorer:
-    """``await scorer(episode)``; an async context, because a judge keeps a connection."""
+    """Scores an episode; an async context, because a judge keeps a connection."""
 
     def __init__(self, config: RewardConfig, protocol: ProtocolName) -> None:
         """Finds the functions, and reads the judge's key and template; raises ``UserError``."""

@@ -1,7 +1,7 @@
 """The rule-based reward of an episode: the published outcome table, other terms, their sum.
 
 It reads what the policy wrote, never prompts, and observations with one published exception: the
-retrieval term asks whether a search returned a golden answer. That is computed only if
+retrieval term asks whether a search returned a golden answer. That term is computed only if
 ``retrieval_score`` or ``weights.retrieved`` needs it.
 """
 

@@ -1,7 +1,7 @@
-"""Whether the passages that a turn's search showed contain a golden answer.
+"""Checks whether the passages that a turn's search showed contain a golden answer.
 
-The only place where rewards read an observation: for ``scoring``'s retrieval term and the bonus of
-turn-level credit. The environment's text around passages is excluded.
+This is the only place where rewards read an observation: for ``scoring``'s retrieval term and the
+bonus of turn-level credit. The environment's text around passages is excluded.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 def build_trainer(
     model: PreTrainedModel, config: RunConfig, placement: TrainerPlacement | None = None
 ) -> LocalTrainer:
-    """Creates a run's trainer of ``model``; raises ``UserError`` if another cannot be loaded.
+    """Creates a run's trainer of ``model``; raises ``UserError`` if a model cannot be loaded.
 
     ``placement`` makes it a rank, whose models are read and moved to its device part by part.
     """

@@ -1,6 +1,6 @@
 """Turns the scored groups of a step into an advantage for every sampled token, as configured.
 
-Stands between the rollout and the trainer: decides which episodes may be learned from, reads their
+This file connects rollout and trainer: it decides which episodes may be learned from, reads their
 rewards, turns and the results of the forward passes (``forward_passes.py``), and fills in the
 advantages and the critic's targets. The formula is the configured estimator's; only the running
 baseline is kept from step to step.
@@ -70,8 +70,8 @@ class Credit:
     ) -> tuple[list[list[Credited]], dict[str, float]]:
         """Fills in advantages and the critic's targets of the learnable episodes; returns metrics.
 
-        ``views_P`` are those of ``uncredited`` after the forward passes. The running baseline takes
-        the step's rewards in. Raises ``FloatingPointError`` if a result is not finite.
+        ``views_P`` is the result of ``uncredited`` after the forward passes. The running baseline
+        is updated with the step's rewards. Raises ``FloatingPointError`` if a result is not finite.
         """
         earned_P = [[self._earned_by(view.episode) for view in views] for views in views_P]
         rewards_P = [[earned.total for earned in earned_G] for earned_G in earned_P]
@@ -141,7 +141,7 @@ class Credit:
         )
 
     def _earned_by(self, episode: Episode) -> Earned:
-        """What a scored episode earned: per turn if the estimator rewards turns, else in total."""
+        """What a scored episode earned: per turn if the estimator rewards turns, or in total."""
         assert episode.reward is not None, "the scheduler scores every episode"
         outcome = episode.reward.value
         if (overlong := self._algorithm.overlong) is not None:
@@ -193,7 +193,7 @@ class Credit:
 
 
 def _check_finite(credited_P: Sequence[Sequence[Credited]]) -> None:
-    """Names the first number that would make the whole step's gradient NaN, and its question."""
+    """Raises ``FloatingPointError`` for a number that would make the step's gradient NaN."""
     for each in chain.from_iterable(credited_P):
         columns = {"values": each.values_M, "returns": each.returns_M}
         for name, column_M in (columns | {"advantages": each.advantages_M}).items():

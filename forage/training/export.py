@@ -1,10 +1,10 @@
-"""Writes a checkpoint as a Hugging Face directory: a run's own, or one in another layout.
+"""Writes a checkpoint as a Hugging Face directory: a run's own checkpoint, or another layout's.
 
-It holds one tensor in memory at a time, plus the adapters while merging them; a base whose files
-cannot be read in parts (GGUF, other adapters) is loaded whole. Everything written is read back and
-compared with its source before the directory gets its name, so an existing directory is complete
-and correct. The file format is https://huggingface.co/docs/safetensors: a header with each tensor's
-position, then the tensors.
+An export holds one tensor in memory at a time, plus the adapters while merging them; a base whose
+files cannot be read in parts (GGUF, other adapters) is loaded whole. Everything written is read
+back and compared with its source before the directory gets its name, so an existing directory is
+complete and correct. The file format is https://huggingface.co/docs/safetensors: a header with each
+tensor's position, then the tensors.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _write(
 ) -> Path:
     """Writes a model's directory, with the tokenizer of ``source``; raises ``UserError``.
 
-    It passes on what the model of ``trained`` was trained with.
+    The training settings recorded with the model of ``trained`` are copied too.
     """
     tokenizer = load_tokenizer(ModelConfig(path=source), "the model")
     refuse_too_few_rows(num_token_ids(tokenizer), config.vocab_size, source)

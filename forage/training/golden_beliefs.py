@@ -88,7 +88,7 @@ class GoldenBeliefs:
 
 
 def calls_by_turn(episode: Episode) -> dict[int, Observed]:
-    """The turns that called a tool, by index, with the tokens before the result and of it."""
+    """The turns that called a tool, by index, with the tokens before and in the result."""
     calls: dict[int, Observed] = {}
     before: tuple[int, ...] = ()
     turn = -1
@@ -110,7 +110,7 @@ def with_others(
 ) -> list[dict[int, Observed]]:
     """The calls, each with the next ``num_others`` observations of other questions.
 
-    They follow it in the order of the episodes, which wraps around.
+    The next ones are those that follow in the order of the episodes, starting over at the end.
     """
     if not gain.num_others:
         return list(calls_of)

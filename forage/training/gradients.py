@@ -35,7 +35,7 @@ T = TypeVar("T")
 Loss = Callable[[], tuple[Tensor, T]]
 """Computes a micro-batch's share of the loss, and a report about it."""
 _SMALL_MODEL = 10_000_000
-"""Up to this many parameters, memory that a batch frees is kept for the next: some 100 MB."""
+"""Up to this many parameters, a batch's freed memory (some 100 MB) is kept for the next batch."""
 
 
 class OneProcess:
@@ -144,7 +144,7 @@ class SkippedUpdates:
     """
 
     def __init__(self, whose: str, remedy: str, max_in_a_row: int) -> None:
-        """``whose`` gradient it is, and the remedy if it is never finite, for the messages."""
+        """Messages name ``whose`` gradient it is, and the remedy if it is never finite."""
         self._whose, self._remedy, self._max_in_a_row = whose, remedy, max_in_a_row
         self.num_in_a_row = 0
 

@@ -2,7 +2,7 @@
 
 It owns the model's gradients, the optimizer and its schedule, and the reference model and the
 critic if the algorithm has them. It knows advantages and masks, not rewards, questions or engines.
-While weights change it holds the context it was given, which keeps samplers away.
+While weights change, it is inside the context that it was given, which keeps samplers away.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LocalTrainer:
 
         ``device_type`` is where ranks keep their parts; None: where ``model`` is. ``cost`` tells
         whether a step's micro-batches fit the free memory; None: their sizes stay as planned.
-        ``golden`` asks for beliefs in golden answers, for estimators that reward them.
+        ``golden`` scores golden answers, for estimators that reward the policy's belief in them.
         """
         attention.install(model)
         if reference is not None:
@@ -178,8 +178,8 @@ class LocalTrainer:
     ) -> dict[str, float]:
         """One optimizer step per batch and epoch; see ``Trainer``.
 
-        Metrics are means over the optimizer steps, but comparisons of trainer and sampler are the
-        first one's, before the weights changed.
+        Metrics are means over the optimizer steps, but trainer and sampler are compared only in the
+        first step, before the weights change.
         """
         updates: list[dict[str, float]] = []
         batches = [batch for batch in batches if batch.rows] or batches[:1]
@@ -212,9 +212,9 @@ class LocalTrainer:
     ) -> dict[str, float]:
         """Accumulates the gradient of the whole batch, then updates the weights once.
 
-        Losses are divided by the batch's global counts, so micro-batches change nothing. Returns
-        metrics by name; a batch without rows updates nothing. Raises ``FloatingPointError`` after
-        more than ``max_skipped_updates`` without a finite norm.
+        Losses are divided by the batch's global counts, so micro-batches do not affect them.
+        Returns metrics by name; a batch without rows updates nothing. Raises ``FloatingPointError``
+        after more than ``max_skipped_updates`` without a finite norm.
         """
         learning_rate = self._learning_rate(rate_factor)
         for group in self.optimizer.param_groups:
@@ -248,7 +248,7 @@ class LocalTrainer:
         return metrics | {"optimizer/learning_rate": learning_rate}
 
     def _learning_rate(self, rate_factor: float) -> float:
-        """Rises over the first updates, then falls from step to step if configured."""
+        """The learning rate: rises over the first updates, then falls per step if configured."""
         config = self._config
         warmup = min(1.0, (self.version + 1) / max(config.warmup_steps, 1))
         done = min(1.0, self._num_learnt / max(config.num_steps - 1, 1))

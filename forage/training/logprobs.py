@@ -25,7 +25,7 @@ from forage.training.ranks.ulysses import SequenceRanks
 LOGITS_PER_CHUNK = 1 << 22
 """Maximum logits held at a time (16 MB in float32)."""
 GPU_LOGITS_PER_CHUNK = 1 << 26
-"""The same on a GPU (0.3 GB); with smaller chunks they took half of a training step."""
+"""The same on a GPU (0.3 GB); with smaller chunks, logits took half of a training step."""
 
 BACKEND = "inductor"
 """The compiler of operations on logits, if the model's layers are compiled."""
@@ -51,7 +51,7 @@ class TokenLogprobs(nn.Module):
         self.sequence_ranks: SequenceRanks | None = None
         """The ranks that share each row, if any."""
         self.compute = token_logprobs
-        """The function that forward calls; a check replaces it by transformers' own forward."""
+        """The function that forward calls; a check replaces it with transformers' own forward."""
 
     def forward(
         self,
@@ -126,7 +126,7 @@ def hidden_before(
 ) -> Tensor:
     """The hidden states [M, H] that predict the wanted tokens.
 
-    If ranks share rows: only those of this rank's stretch [m, H].
+    If ranks share rows, only the states of this rank's stretch [m, H] are returned.
     """
     wanted_M = is_wanted_N.nonzero()[:, 0]
     assert not bool((packed.positions_N[wanted_M] == 0).any()), "no token predicts a first token"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 NUM_SEEN = 64
-"""Numbers of a column by which a layer of the base is recognised."""
+"""How many numbers of a column identify a layer of the base."""
 _NAME = "default"
 _MUST_AGREE = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
 _MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
@@ -191,8 +191,8 @@ def merged_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights as ``merge`` would leave them, one at a time; the model does not change.
 
-    ``dtype``: the type in which weights are returned, and those without an adapter gathered; None:
-    their own.
+    ``dtype`` is the type of the returned weights, and in which weights without an adapter are
+    gathered; None keeps each weight's type.
     """
     from peft.tuners.lora import LoraLayer
 

@@ -35,7 +35,7 @@ HEAP_SHARE = 0.3
 """On a CPU, the share by which glibc's heap exceeds the activations: gaps and freed blocks
 (measured with 135 million parameters: benchmarks/real.md)."""
 LARGEST_SHARE = 0.9
-"""The share of the free memory that a step may take; the rest is for what is not counted."""
+"""The share of the free memory that a step may take; the rest is for uncounted memory."""
 
 
 def cost_of(model: PreTrainedModel) -> CostOf:
@@ -87,7 +87,7 @@ class LearningCost:
 
     def peak(self, num_tokens: int, at_once: int) -> int:
         """The peak of ``at_once`` micro-batches of ``num_tokens`` each."""
-        num_sets = 1 + at_once if self.device == "cpu" else 1  # the sum, and the current ones
+        num_sets = 1 + at_once if self.device == "cpu" else 1  # the sum, and those in progress
         activations = at_once * (num_tokens * self.token_bytes + self.logit_bytes)
         return num_sets * self.gradient_bytes + activations
 

@@ -51,7 +51,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def load_sampled(config: ModelConfig) -> PreTrainedModel | None:
-    """The model that samples in this process, None if a server does; raises ``UserError``."""
+    """The model that samples in this process; None if a server samples. Raises ``UserError``."""
     if config.endpoint is not None:
         return None
     choose_matmul_kernel()

@@ -1,7 +1,7 @@
 """The loss of a micro-batch as configured: policy term, KL penalty, entropy, protection.
 
-Combines what ``algorithms`` computes, over sampled tokens only, into a micro-batch's share of the
-whole batch's loss; and merges the metrics of a step's losses.
+This file combines the terms from ``algorithms``, over sampled tokens only, into a micro-batch's
+share of the whole batch's loss, and merges the metrics of a step's losses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Causal attention over sequences laid end to end, each of which sees only itself.
 
-The trainer's counterpart of the engine's slots. The cost is the sum of the sequences' own costs,
-without padding to the longest.
+This is the trainer's counterpart of the engine's slots. The cost is the sum of the sequences' own
+costs, without padding to the longest.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class PackedAttend:
 
 
 def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-    """Causal attention by torch's kernels; of those that keep no scores, one supports float32.
+    """Causal attention by torch's kernels; only one that keeps no scores supports float32.
 
-    It needs a key head for each query head. Under autocast only the values show the type, because
-    the rotation leaves queries and keys in float32.
+    That kernel needs a key head for each query head. Under autocast only the values show the type,
+    because the rotation leaves queries and keys in float32.
     """
     group = query.shape[1] // key.shape[1]
     if group > 1 and value.dtype == torch.float32:

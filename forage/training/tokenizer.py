@@ -63,7 +63,7 @@ def check_path(path: str, key: str) -> None:
 
 
 def _has_vocabulary(directory: Path) -> bool:
-    """Whether it has a tokenizer; otherwise transformers creates one with a single token."""
+    """Whether there is a tokenizer; otherwise transformers creates one with a single token."""
     return any(
         file.name in _VOCABULARIES or file.suffix in _VOCABULARY_ENDS
         for file in directory.iterdir()

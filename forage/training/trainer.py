@@ -1,7 +1,7 @@
-"""The trainer as the loop, the publisher and the checkpoints see it, and how it is opened.
+"""The trainer's interface to the loop, the publisher and the checkpoints; opens a trainer.
 
-``LocalTrainer`` learns in this process. ``TrainerRanks`` has several processes that each run one
-over their parts of the weights.
+``LocalTrainer`` learns in this process. ``TrainerRanks`` has several processes, each with a
+``LocalTrainer`` of its part of the weights.
 """
 
 from __future__ import annotations

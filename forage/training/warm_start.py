@@ -1,11 +1,11 @@
-"""A short supervised start on recorded episodes, for models that cannot read or act yet.
+"""Trains briefly on recorded episodes first, for models that cannot read or act yet.
 
-Sampled tokens are learnt, and weigh more where they repeat what was read (the action's argument);
-observations carry a small language-model weight or none; the prompt carries none.
+The model learns the sampled tokens, with more weight where they repeat text that it read (the
+action's argument). Observations have a small weight or none, and the prompt has none.
 
 ``reading_accuracy`` measures on held-out demonstrations, in a second and without an engine, whether
-the model would have written what it had to find in a passage. The loss does not tell: most of it is
-the protocol.
+the model would have written what it had to find in a passage. The loss does not show this, because
+most of it is the protocol's.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ class WeightedTokens:
 
 
 def micro_batch_tokens(trainer: TrainerConfig) -> int:
-    """Tokens of a micro-batch of supervised learning at most."""
+    """The maximum number of tokens in a micro-batch of supervised learning."""
     return min(MAX_TOKENS_PER_MICRO_BATCH, trainer.max_tokens_per_micro_batch)
 
 
 def supervised_micro_batches(config: RunConfig, model: PreTrainedModel) -> MicroBatches:
-    """The micro-batches of supervised learning, sized by the memory that is free."""
+    """The micro-batches of supervised learning, sized by the free memory."""
     trainer, cost = config.trainer, LearningCost.of(config, model)
     return MicroBatches(micro_batch_tokens(trainer), trainer.micro_batches_at_once, cost)
 
 
 def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTokens:
-    """The weights of an episode's tokens, by origin and by whether they repeat what was read.
+    """Weighs an episode's tokens by origin, and by whether they repeat text that was read.
 
-    ``argument_weight`` is for the place where a turn first writes its action's argument, if the
-    prompt or a passage holds it. A guess cannot be learnt and would only add noise, and a second
-    mention is copied from the first, which teaches nothing about reading.
-    Raises ``UserError`` for an episode that is not one sequence of sampled tokens.
+    ``argument_weight`` applies where a turn first writes its action's argument, if the prompt or a
+    passage contains it. A guess cannot be learned and would only add noise; a second mention is
+    copied from the first, which teaches nothing about reading. Raises ``UserError`` for an episode
+    that is not one sequence of sampled tokens.
     """
     if not episode.is_trainable:
         raise UserError(
@@ -99,13 +99,13 @@ def warm_start(
     config: WarmStartConfig,
     micro_batches: MicroBatches | None = None,
 ) -> Iterator[float]:
-    """Train in place; each step yields its loss (nats per unit of weight).
+    """Trains in place; each step yields its loss (nats per unit of weight).
 
-    Step k learns the k-th ``sequences_per_step`` sequences, and the first ones again after the
-    last. With ``muon``, Muon (https://kellerjordan.github.io/posts/muon/) updates the matrices
-    inside the blocks, and AdamW embeddings, head, biases and norms; without it AdamW updates all
-    trained weights. Rates warm up, and decay to 5 % in the end. ``micro_batches`` are sized before
-    each step (None: ``MAX_TOKENS_PER_MICRO_BATCH``, one for each core).
+    Step k learns from the k-th ``sequences_per_step`` sequences, starting over after the last. With
+    ``muon``, Muon (https://kellerjordan.github.io/posts/muon/) updates the matrices inside the
+    blocks, and AdamW embeddings, head, biases and norms; without it AdamW updates all trained
+    weights. Rates warm up, and decay to 5 % at the end. ``micro_batches`` are sized before each
+    step (None: ``MAX_TOKENS_PER_MICRO_BATCH``, one for each core).
     """
     micro_batches = micro_batches or MicroBatches(MAX_TOKENS_PER_MICRO_BATCH, None)
     at_once = micro_batches.at_once
@@ -135,7 +135,7 @@ def _accumulate(
     chosen: Sequence[WeightedTokens],
     micro_batches: MicroBatches,
 ) -> float:
-    """Set the gradient of the mean over the chosen sequences' weight; returns the loss."""
+    """Sets the gradient of the weighted mean over the chosen sequences; returns the loss."""
     total_weight = sum(sum(sequence.weights_T[1:]) for sequence in chosen)
     sizes = [len(sequence.token_ids_T) for sequence in chosen]
     micro_batches.fit(sizes)
@@ -166,7 +166,7 @@ def step_seconds(
     sequences: Sequence[WeightedTokens],
     micro_batches: MicroBatches,
 ) -> tuple[float, float]:
-    """Seconds of a gradient over ``sequences``, and of a forward pass, each taken once."""
+    """Measures the seconds of a gradient over ``sequences``, and of a forward pass, once each."""
     attention.install(model)
     started = time.perf_counter()
     _accumulate(model, sequences, micro_batches)
@@ -202,16 +202,16 @@ def _optimizers(model: PreTrainedModel, config: WarmStartConfig) -> list[torch.o
 
 
 def _rate(step: int, config: WarmStartConfig) -> float:
-    """The factor of the rate: up over the warm-up, level to 60 % of the steps, then down to 5 %."""
+    """The rate's factor: up over the warm-up, level to 60 % of the steps, then down to 5 %."""
     level_until = 0.6 * config.num_steps
     decay = max(0.0, step - level_until) / max(config.num_steps - level_until, 1.0)
     return min(1.0, (step + 1) / max(config.warmup_steps, 1)) * (1.0 - 0.95 * decay)
 
 
 def covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[bool]:
-    """Which tokens of a turn write its argument for the first time; none where it is not there."""
+    """Marks the tokens of a turn that first write its argument; none if it does not occur."""
     pieces = [codec.decode([i]) for i in token_ids_T]
-    if argument not in "".join(pieces):  # letters are cut over tokens, or spaces are the decoder's
+    if argument not in "".join(pieces):  # split letters, or spaces that the decoder adds
         pieces = _added_texts(token_ids_T, codec)
     start = "".join(pieces).find(argument)
     if start < 0:
@@ -226,7 +226,7 @@ def covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[bool
 
 
 def _added_texts(token_ids_T: Sequence[int], codec: Codec) -> list[str]:
-    """What each token adds to the text; a letter of several tokens is added by the last of them."""
+    """The text that each token adds; a letter of several tokens is added by the last of them."""
     ends = range(len(token_ids_T) + 1)
     texts = [codec.decode(token_ids_T[:end]).rstrip("\N{REPLACEMENT CHARACTER}") for end in ends]
     return [after[len(before) :] for before, after in pairwise(texts)]
@@ -234,14 +234,14 @@ def _added_texts(token_ids_T: Sequence[int], codec: Codec) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ReadArguments:
-    """An episode's tokens, and the spans of them that only a passage can have told the model."""
+    """An episode's tokens, and the spans that the model can only have read in a passage."""
 
     token_ids_T: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
 
 
 def find_read_arguments(episode: Episode, codec: Codec) -> ReadArguments:
-    """Where actions first mention what stood in an observation and not in the prompt."""
+    """Finds where actions first mention text of an observation that is not in the prompt."""
     spans: list[tuple[int, int]] = []
     turns = iter(episode.turns)
     known = observed = ""

@@ -1,4 +1,4 @@
-"""What a run does on the sentinel's alarms: warn, stop, or roll back to before the trouble.
+"""Acts on the sentinel's alarms: warns, stops, or rolls back to before the trouble.
 
 The loop shows it each step, and catches ``GoBack``. A rollback drops the checkpoints from the
 trouble on; ``rollbacks.jsonl`` is the only file of a run that is not truncated then: it keeps the
@@ -151,9 +151,9 @@ class CollapseGuard:
     def _healthy_checkpoints(self, alarms: Sequence[Alarm]) -> dict[int, Path]:
         """Checkpoints from at least a window before the alarms began, by the number of steps done.
 
-        A sign passes its limit when the decay is well under way, and the normal value is the median
-        of a window. The weights after n steps showed in step n + staleness, the first that only
-        they played. Those before the first step are healthy by definition.
+        A sign passes its limit when the decay is well under way, and its normal value is the median
+        of a window. The weights after n steps show in step n + staleness, the first that they alone
+        played. A checkpoint from before the first step is healthy by definition.
         """
         config, sentinel = self._config, self._config.sentinel
         assert sentinel is not None, "only a sentinel raises alarms"

@@ -36,7 +36,7 @@ _STEPS_OF_PACE = 5
 
 
 class Dashboard:
-    """``with board.showing(0): board.show(step, metrics, seconds, alarms)``."""
+    """The display: ``with board.showing(0): board.show(step, metrics, seconds, alarms)``."""
 
     def __init__(self, num_steps: int, console: Console | None = None) -> None:
         self._num_steps = num_steps

@@ -43,11 +43,11 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One thing to watch.
+    """A quantity to watch.
 
     ``normal`` is the median of the last values within limits ("recent"), or the best median so far
     ("best", against slow decay); "zero" is normal from the first step on. ``limit`` computes from
-    it the bound that a value may not pass, downwards ("below") or upwards ("above").
+    the normal value the bound that a value may not pass, downwards ("below") or upwards ("above").
     """
 
     signal: str

@@ -11,15 +11,15 @@ from forage.watch.step_report import PhaseClock
 
 @dataclass(slots=True)
 class TrainingStep:
-    """What is known of a step so far; a run that only records stops after the groups."""
+    """The results of a step so far; a run that only records stops after the groups."""
 
     number: int
     clock: PhaseClock = field(default_factory=PhaseClock)
     groups: StepGroups = field(default_factory=lambda: StepGroups((), ()))
-    """From play."""
+    """Set by play: the step's groups."""
     credited_P: list[list[Credited]] = field(default_factory=list)
-    """From credit: the learnable episodes of each chosen group, with their advantages."""
+    """Set by credit: the learnable episodes of each chosen group, with their advantages."""
     batches: list[Batch] = field(default_factory=list)
-    """From learn: one for each optimizer step."""
+    """Set by learn: one batch per optimizer step."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Each phase adds its own."""
+    """The step's metrics; each phase adds its own."""

@@ -1,6 +1,6 @@
 """The metrics of a step, computed in one place from its episodes, groups, searches and engine.
 
-The loop adds those of the trainer and the credit, records them all, and shows them to the sentinel;
+The loop adds the metrics of trainer and credit, records them all, and shows them to the sentinel;
 an evaluation uses only ``episode_metrics``. docs/metrics.md explains each metric.
 """
 
@@ -159,7 +159,7 @@ SIGN_NAMES = (
     *("failed call", "engine failed", "invalid action", "repeated search", "broken reasoning"),
     *("empty answer", "no verdict"),
 )
-"""What can be wrong with an episode."""
+"""The names of what can be wrong with an episode."""
 
 
 def signs_of(episode: Episode) -> tuple[str, ...]:

@@ -36,14 +36,14 @@ _LOOP = 0
 
 
 class Searching(Retriever, PageOpener, Protocol):
-    """What an episode uses: searches, and pages."""
+    """The services that an episode uses: search, and pages."""
 
 
 class TraceFile:
     """Collects events as they end, on one event loop, and writes a step's events with it.
 
-    So a full disk raises after a step, not in the middle of its episodes. Must be closed at the
-    end. Raises ``UserError`` if the file cannot be written.
+    A full disk therefore raises after a step, not in the middle of its episodes. The file must be
+    closed at the end. Raises ``UserError`` if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class TraceFile:
         return play
 
     def span(self, name: str, lane: int, start: float, end: float, **about: Any) -> None:
-        """Records something from ``start`` to ``end``, in seconds of ``perf_counter``."""
+        """Records a span from ``start`` to ``end``, in seconds of ``perf_counter``."""
         event = {"name": name, "ph": "X", "pid": 0, "tid": lane, "ts": self._time(start)}
         event["dur"] = round(self._time(end) - event["ts"], 3)
         self._take(event | {"args": about})

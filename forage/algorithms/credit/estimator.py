@@ -1,4 +1,4 @@
-"""What an estimator of advantages receives, what it returns, and what it declares.
+"""The interface of an advantage estimator: its input, its result, and what it declares.
 
 Each estimator is a file in this folder: its settings, its formula as a pure function, and
 ``advantages`` or ``credit``, which calls it. ``training/credit.py`` gives it one group at a time.
@@ -41,10 +41,11 @@ class CriticConfig(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Earned:
-    """What an episode earned in each turn (``_T``), before any baseline.
+    """An episode's earnings in each turn (``_T``), before any baseline.
 
-    ``_M`` are its sampled tokens: the KL penalty at each, and the critic's value before each, if
-    there is a critic. ``columns`` are all that is known of them (``Credited.columns``).
+    Fields with ``_M`` have a number per sampled token: the KL penalty, and the critic's value
+    before it, if there is a critic. ``columns`` has every column of these tokens
+    (``Credited.columns``).
     """
 
     rewards_T: tuple[float, ...]
@@ -88,7 +89,7 @@ class ExtraColumn:
     summary: Callable[[Tensor], Tensor]
     """A number [C] of each distribution, from its log-probabilities [C, V]."""
     of: Callable[[Tensor, Tensor], Tensor]
-    """The column [M], from the log-probabilities of the sampled tokens and those numbers."""
+    """The column [M], from the log-probabilities of the sampled tokens and their summaries."""
 
 
 class Estimator(Frozen):
@@ -101,7 +102,7 @@ class Estimator(Frozen):
 
     @property
     def min_group_size(self) -> int:
-        """Episodes of a question that it compares, at least; 1 if it compares none."""
+        """The minimum number of a question's episodes that it compares; 1 if it compares none."""
         return 2
 
     @property
@@ -111,7 +112,7 @@ class Estimator(Frozen):
 
     @property
     def baseline_decay(self) -> float | None:
-        """The share of the running baseline that survives a step; None: it keeps none."""
+        """The share of the running baseline that survives a step; None without such a baseline."""
         return None
 
     @property

@@ -61,8 +61,8 @@ def gae(
 ) -> tuple[list[float], list[float]]:
     """Generalised advantages and the critic's targets (advantage plus value), one per token.
 
-    ``values_M`` are the critic's before each token; after the last one the episode is over, with
-    value 0. Source: https://arxiv.org/abs/1506.02438, equations 11 and 16.
+    ``values_M`` are the critic's values before each token; after the last token the value is 0.
+    Source: https://arxiv.org/abs/1506.02438, equations 11 and 16.
     """
     assert len(rewards_M) == len(values_M), "each sampled token needs a reward and a value"
     advantages_M = [0.0] * len(rewards_M)
@@ -79,10 +79,10 @@ def gae(
 def value_loss(
     values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, value_clip: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Half the critic's squared error, the larger of clipped and unclipped, per token [M].
+    """Half the critic's squared error per token [M], clipped or unclipped, whichever is larger.
 
-    A value may move by ``value_clip`` from the one before the update (None: no limit). Source:
-    PPO's reference implementation, described in https://arxiv.org/abs/2005.12729.
+    Clipped values move by up to ``value_clip`` from the value before the update (None: no limit).
+    Source: PPO's reference implementation, described in https://arxiv.org/abs/2005.12729.
     """
     free_M = (values_M - returns_M).square()
     worst_M = free_M

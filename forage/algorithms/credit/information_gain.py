@@ -1,4 +1,4 @@
-"""What each tool call adds to the policy's own belief in the golden answer.
+"""Measures what each tool call adds to the policy's own belief in the golden answer.
 
 The belief is how likely the model finds the golden answer at that point of the context; nothing
 here reads a passage's text. This file defines the contexts to evaluate and turns beliefs into
@@ -24,7 +24,7 @@ from forage.settings import Frozen, kind_or
 
 TokenIds = tuple[int, ...]
 GAINS = "gains_T"
-"""The extra column: what each turn of an episode gained."""
+"""The name of the extra column with the gain of each turn of an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class GainBefore(Frozen):
 
     @property
     def num_others(self) -> int:
-        """How many results for other questions each call is compared with."""
+        """The number of other questions' results that each call is compared with."""
         return 0
 
     def contexts(self, prompt: TokenIds, calls: Sequence[Observed]) -> list[TokenIds]:

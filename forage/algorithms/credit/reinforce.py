@@ -1,6 +1,6 @@
 """REINFORCE and REINFORCE++: rewards, or returns, minus a configurable baseline.
 
-Also two functions over a whole step that came with them: the running baseline, and whitening.
+Two more functions work on a whole step: the running baseline, and whitening.
 """
 
 from __future__ import annotations
@@ -95,9 +95,10 @@ class ReinforcePlusPlus(BaselineChoice, TurnRewards):
 
 
 def next_baseline(baseline: float | None, rewards: Sequence[float], decay: float) -> float | None:
-    """The running baseline after a step: ``decay`` times the old one, plus the rest from the step.
+    """The running baseline after a step: a mean of the old one and the step's mean.
 
-    None before the first step, whose mean starts it; a step without trainable episodes keeps it.
+    The old baseline has the weight ``decay``. It is None before the first step, whose mean becomes
+    the first baseline; a step without trainable episodes leaves it unchanged.
     """
     if not rewards:
         return baseline

@@ -19,7 +19,7 @@ from forage.types import Origin, Segment
 class TurnRewards(Estimator):
     """Settings shared by the estimators that credit an episode's tokens individually.
 
-    They place a turn's own reward in addition to the outcome, which the last turn gets.
+    A turn's own reward is added to the outcome, which the last turn gets.
     """
 
     retrieval_bonus: float = Field(default=0.0, ge=0)

@@ -2,8 +2,8 @@
 
 The reasons are a serving engine's different kernels, staleness, or both. The ratio is the trainer's
 probability over the sampler's, at one of three levels. It is bounded in one of three ways, and
-ratios too far out can be rejected, with or without bounds. The names are those of slime and veRL;
-the truncation is https://fengyao.notion.site/off-policy-rl (TIS), the mask IcePop's
+ratios too far from 1 can be rejected, with or without bounds. Names are as in slime and veRL;
+truncation is from https://fengyao.notion.site/off-policy-rl (TIS), the mask from IcePop
 (https://arxiv.org/abs/2510.18855).
 
 Weights are computed once per step, over the whole batch, and are constants of the loss. Pure tensor
@@ -35,7 +35,7 @@ _NORMALISE = "Divide the weights by their mean over all sampled tokens of the st
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One weight per token, the values their mean is over, and the share of bounded tokens.
+    """One weight per token, the values to average, and the share of bounded tokens.
 
     ``counted_M`` is the weights, but with the ratios themselves where out-of-bounds weights are 0.
     """
@@ -213,7 +213,7 @@ def importance_weights(
 def mean_weight(weights_M: Tensor, sequences: Sequences, level: Level) -> Tensor:
     """The mean weight of a step over its tokens, or over its sequences if each has one weight.
 
-    What is rejected counts too, as in veRL and slime; without tokens it is 0.
+    Rejected tokens count too, as in veRL and slime; the mean over no tokens is 0.
     """
     if not len(weights_M):
         return weights_M.new_zeros(())

@@ -118,7 +118,7 @@ def _is_selected(tokens: Tokens) -> Tensor:
 
 
 def _marked(credited: Sequence[Credited], numbers: Tensor) -> list[Credited]:
-    """The episodes with these of all their trained tokens selected."""
+    """The episodes with these tokens selected; ``numbers`` count over all trained tokens."""
     import torch  # so that the settings load without torch
 
     is_kept_M = torch.cat([each.is_kept_M for each in credited])

@@ -20,7 +20,7 @@ KlForm = Literal["k1", "k2", "k3", "absolute", "k1+", "k3+"]
 MAX_LOG_RATIO = 20.0
 """Log ratios are clamped to plus or minus this, so that ratios and their squares stay finite."""
 MAX_K3 = 10.0
-"""The most that one token adds in the form k3; beyond it the gradient is 0, as in the originals."""
+"""The maximum of k3 per token; beyond it the gradient is 0, as in the original frameworks."""
 
 
 class AdaptiveKl(Frozen):
@@ -102,9 +102,9 @@ def kl_estimate(
 def weighted_kl(kl_M: Tensor, logprobs_M: Tensor, old_logprobs_M: Tensor) -> Tensor:
     """``kl_M`` times policy / old policy: an estimate over the current policy's own tokens.
 
-    Without it k3 is an estimate over the old policy's tokens, and its gradient is biased once the
-    two differ; the ratio takes part in the gradient. slime bounds k3 at 10 after this product, not
-    before. Source: https://arxiv.org/abs/2512.02556, section 3.1.
+    Without the ratio, k3 is an estimate over the old policy's tokens, and its gradient is biased
+    once the policies differ; the gradient flows through the ratio too. slime bounds k3 at 10 after
+    this product, not before. Source: https://arxiv.org/abs/2512.02556, section 3.1.
     """
     return bounded(logprobs_M - old_logprobs_M).exp() * kl_M
 

@@ -1,4 +1,4 @@
-"""What a policy loss is: settings next to a formula over the trained tokens of a micro-batch.
+"""The interface of a policy loss: settings, and a formula over a micro-batch's trained tokens.
 
 Each loss is a file in this folder. ``training/objective.py`` calls ``policy_loss`` and adds the
 other terms. To add a built-in, copy ``dro_loss.py`` and add a line to the union in

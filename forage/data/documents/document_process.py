@@ -37,7 +37,7 @@ class DocumentProcess:
     """A process that reads documents, one at a time; as a context manager it ends the process."""
 
     def __init__(self, max_mb: int = _MAX_MB, max_s: float = _MAX_S) -> None:
-        """Limits per file: memory, and CPU seconds."""
+        """The limits per file are ``max_mb`` of memory and ``max_s`` CPU seconds."""
         self._max_mb, self._max_s = max_mb, max_s
         self._process: subprocess.Popen[bytes] | None = None
 

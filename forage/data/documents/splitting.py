@@ -48,7 +48,7 @@ def word_spans(text: str) -> Spans:
 
 
 def token_spans(tokenizer: Path) -> Callable[[str], Spans]:
-    """A function to each token's span, by the ``tokenizer.json`` in a model's directory."""
+    """Returns a function that finds each token's span, from a model's ``tokenizer.json``."""
     from tokenizers import Tokenizer
 
     file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer

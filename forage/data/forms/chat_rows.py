@@ -1,4 +1,4 @@
-"""Rows whose question is inside a prompt: Search-R1 and veRL, RLinf, slime.
+"""Reads rows whose question is inside a prompt: those of Search-R1, veRL, RLinf and slime.
 
 They are made for trainers that send the prompt unchanged. Forage writes its own prompt, so it
 extracts the bare question. ``search_r1_row`` writes the first of these forms.

@@ -1,8 +1,8 @@
-"""Sanitises a server's tool descriptions before a prompt shows them.
+"""Makes an MCP server's tool descriptions harmless before a prompt shows them.
 
-Names, descriptions, enums and defaults of an MCP server are as untrusted as a passage, and a chat
-template writes them next to its own control tokens. Each text is respelt like a passage; a name
-that would have to be respelt is refused, since the server would not recognise it.
+The names, descriptions, enums and defaults of its tools are as untrusted as a passage, and a chat
+template writes them next to its own control tokens. Each text is respelt as a passage would be; a
+name that would change is refused, since the server would not recognise it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def harmless(tool: Tool, codec: Codec) -> Tool:
 def refuse_control_tokens(
     codec: Codec, tools: Sequence[Tool], make: Callable[[Sequence[Tool]], TurnProtocol]
 ) -> None:
-    """Raises ``UserError`` if a prompt has other added tokens than with blank tools.
+    """Raises ``UserError`` if the tools' texts change which added tokens a prompt contains.
 
     A template may strip, truncate or join texts that are harmless individually.
     """

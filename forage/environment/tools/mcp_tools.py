@@ -2,8 +2,8 @@
 
 ``mcp:URL#name,other`` uses only the named ones. The server lists its tools when a run begins; each
 call opens a new connection, so that a restarted server is found again. The server's descriptions
-(``foreign_tools.py``) and its results are untrusted. The model sees what the server calls an error,
-and may correct its next call; an unreachable server is a failed call.
+(``foreign_tools.py``) and its results are untrusted. The model sees an error that the server
+reports, and may correct its next call; if the server is unreachable, the call fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LISTING_S, _CALL_S = 30.0, 30.0
 
 
 def mcp_tools(name: str, taken: Sequence[str]) -> list[Tool]:
-    """The tools of ``mcp:URL``; raises ``UserError`` if it does not answer or lacks one.
+    """The tools of ``mcp:URL``; raises ``UserError`` if the server is silent or lacks one.
 
     A name that the protocol's tags use, or that is in ``taken``, is prefixed with ``mcp_``.
     """

@@ -21,7 +21,7 @@ _NO_SUCH_PART = "The page has no such part.\n"
 
 
 def make_open_page(max_observation_tokens: int) -> Tool:
-    """The tool, with page parts that fit an observation of this many tokens.
+    """Creates the tool, with page parts that fit an observation of this many tokens.
 
     A call may take ``search.deadline_s``, like a search.
     """

@@ -23,9 +23,9 @@ _NO_QUERIES = Invalid("query_list must be a list of texts.")
 
 
 def make_search(has_addresses: bool = False, dialect: Dialect | None = None) -> Tool:
-    """The tool; ``has_addresses`` shows each passage's address, for a tool that opens pages.
+    """Creates the tool; ``has_addresses`` shows passages' addresses, for a tool that opens pages.
 
-    In a ``dialect``, results are formatted as in its system, and a query may be empty.
+    With a ``dialect``, results are formatted as in that published system, and queries may be empty.
     """
     if dialect is not None:
         tool = make_search()
@@ -102,7 +102,7 @@ async def _run(has_addresses: bool, arguments: Arguments, search: Retriever) -> 
 
 
 def _merge(replies: Sequence[SearchReply]) -> SearchReply:
-    """One reply to several queries: hits interleaved, without duplicates; a failure stays one."""
+    """Merges the replies to several queries: interleaves hits without duplicates, or fails."""
     if len(replies) == 1:
         return replies[0]
     unanswered = next((r for r in replies if r.failure is not None or r.is_switched_off), None)

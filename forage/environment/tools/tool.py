@@ -33,7 +33,7 @@ _EXAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.5, "boo
 
 @dataclass(frozen=True, slots=True)
 class ToolReply:
-    """The result of a call: texts to show, or a sentence of ours in their place, or a failure.
+    """The result of a call: texts to show, or our own sentence in their place, or a failure.
 
     ``note`` is trusted and ends with a line break; ``detail`` is for the log, never for the model.
     """

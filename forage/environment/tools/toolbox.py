@@ -213,13 +213,13 @@ def _is_typed(schema: Any) -> bool:
 
 
 def _run_of(function: Any, takes_names: bool) -> Run:
-    """``function(**arguments)`` or ``function(arguments)`` as a coroutine, sync or async."""
+    """Wraps a sync or async ``function``, called by name or with one mapping, as a coroutine."""
     run = (lambda arguments: function(**arguments)) if takes_names else function
     return run if inspect.iscoroutinefunction(function) else make_async(run)
 
 
 def _answering(name: str, run: Run) -> Callable[[Arguments, Retriever], Awaitable[ToolReply]]:
-    """``run`` with its result as text and its exceptions as typed failures."""
+    """Wraps ``run``: its result becomes text, and its exceptions typed failures."""
 
     async def answer(arguments: Arguments, search: Retriever) -> ToolReply:
         del search

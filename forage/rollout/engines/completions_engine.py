@@ -84,7 +84,7 @@ class CompletionsEngine:
     def _body(self, token_ids: list[int], sampling: Sampling) -> dict[str, Any]:
         """Builds the request, which sets every sampling parameter.
 
-        For one that is missing, vLLM would use the default in the model's generation_config.json.
+        For a missing parameter, vLLM would use the default in the model's generation_config.json.
         The stop strings stay in the text (``include_stop_str_in_output`` for vLLM, ``no_stop_trim``
         for SGLang).
         """

@@ -55,7 +55,7 @@ class EndpointClient:
         patience = Patience(*limits, backoff_s, _MAX_BACKOFF_S, is_paid=True)
         self.settings = settings
         self._num_in_a_row = 0
-        """Requests that failed since the last one that succeeded."""
+        """The number of failed requests since the last successful one."""
         self._has_answered = False
         self._has_key = key is not None
         self._client = OpenAIClient(

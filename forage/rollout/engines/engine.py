@@ -43,7 +43,7 @@ class Engine(Generate, Protocol):
     def counters(self) -> EngineCounters: ...
 
     async def close(self) -> None:
-        """Stops; turns still being sampled end with ``EngineError``."""
+        """Stops the engine; turns still being sampled end with ``EngineError``."""
         ...
 
 

@@ -7,8 +7,8 @@ too early.
 
 Other questions are played by a ``Reader``, which looks at what its search found. It gives a golden
 answer only if an observation shows one, so that the policy does not learn to answer what it has not
-read. It searches for the question or its key words first, and for the other if the first search
-finds nothing. A poor reader guesses without a search, or searches for a single word.
+read. It searches for the question or its key words first, and for the other of the two if the first
+search finds nothing. A poor reader guesses without a search, or searches for a single word.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Demonstrator:
         return _as_sampled(text, self._codec, token_ids, sampling)
 
     def release(self, episode_key: str) -> None:
-        """Nothing is kept."""
+        """Does nothing: no state is kept per episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Reader:
         return completion
 
     def release(self, episode_key: str) -> None:
-        """Nothing is kept."""
+        """Does nothing: no state is kept per episode."""
 
     def _next_turn(self, observed: str) -> str:
         plan = self._plan
@@ -233,7 +233,7 @@ def shown_answer(text: str, golden_answers: Sequence[str]) -> str | None:
 
 
 def _found(known: Hop, wanted: str) -> str:
-    """What was found and what is wanted, so that the text shows whether to continue."""
+    """States what was found and what is wanted, so that the text shows whether to continue."""
     return f"Found the {known.relation} {known.value}. Want the {wanted}."
 
 

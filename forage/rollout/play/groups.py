@@ -2,8 +2,8 @@
 
 Each episode continues as soon as its own reply arrives; no step waits for another. Staleness is
 bounded by how far ahead of the trainer groups are started: with ``max_staleness`` s, the groups of
-step k start once version k - s is published. Groups from which nothing can be learnt are replaced
-by groups of more questions, in a bounded number of rounds.
+step k start once version k - s is published. Groups that teach nothing are replaced by groups of
+more questions, in a bounded number of rounds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ PlayMore = Callable[[Sequence[Question], int], Awaitable[list[Group]]]
 
 
 class LearnableEpisodes(Protocol):
-    """Decides what can be learnt from; implemented by ``training/credit.py``."""
+    """Decides which episodes the policy can learn from; ``training/credit.py`` implements it."""
 
     def is_flat(self, group: Group) -> bool:
-        """Whether its episodes earned the same, so that nothing can be learnt from it."""
+        """Whether all episodes of the group earned the same, so that it teaches nothing."""
         ...
 
     def is_learnable(self, episode: Episode) -> bool:
@@ -264,7 +264,7 @@ class _StartedGroup:
 
 
 def num_oversampled(config: DynamicSamplingConfig | None, num_wanted: int) -> int:
-    """How many groups beyond those wanted are played from the start."""
+    """The number of groups to play from the start in addition to those wanted."""
     return 0 if config is None else oversampled(num_wanted, config.oversampling) - num_wanted
 
 
@@ -277,7 +277,7 @@ async def refill(
     max_rounds: int,
     oversampling: float,
 ) -> StepGroups:
-    """The first ``num_wanted`` groups that are not flat, of ``groups`` and of more that it plays.
+    """The first ``num_wanted`` groups that are not flat; plays more if ``groups`` has too few.
 
     Each round plays ``oversampling`` times as many groups as are missing, from
     ``spare_questions`` in order. Fewer are chosen if the rounds or the questions run out.

@@ -1,9 +1,9 @@
 """The groups of training steps, read from episode files instead of played.
 
 A run that learns from them takes the same updates as the run that recorded them: the records have
-all tokens, log-probabilities, versions, rewards and choices of groups. Records of other runs, for
-example of ``forage train --rollout-only``, are learnt in the same way. This needs neither an engine
-nor a search, and scores nothing again.
+all tokens, log-probabilities, versions, rewards and choices of groups. A run learns from other
+runs' records, such as those of ``forage train --rollout-only``, in the same way. This needs neither
+an engine nor a search, and scores nothing again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RecordedGroups:
     ) -> None:
         """Finds the steps in the files; raises ``UserError`` if the run has more steps.
 
-        The first recorded step is learnt first, whatever its number.
+        Training starts with the first recorded step, whatever its number.
         """
         self._config = config
         self._codec = codec
@@ -82,7 +82,7 @@ class RecordedGroups:
         return await asyncio.to_thread(self._read, self._stretches[step])
 
     def digest(self, num_steps: int) -> str:
-        """A checksum of the first ``num_steps`` steps: of the first episode of each."""
+        """A checksum of the first ``num_steps`` steps, from the first episode of each."""
         for stretch in self._stretches[len(self._digests) : num_steps]:
             with stretch.path.open("rb") as file:
                 file.seek(stretch.offset)
@@ -90,7 +90,7 @@ class RecordedGroups:
         return sha256(b"".join(self._digests[:num_steps])).hexdigest()[:16]
 
     def prefetched_episodes(self) -> dict[str, Episode]:
-        """Empty: nothing is played ahead."""
+        """Returns {}: nothing is played ahead."""
         return {}
 
     def start_over(self, kept: Mapping[str, Episode]) -> None:
@@ -135,7 +135,7 @@ class RecordedGroups:
     def _chosen(
         self, groups: tuple[Group, ...], is_chosen_P: Sequence[bool | None]
     ) -> tuple[Group, ...]:
-        """The groups that the step learnt; if the file does not say, chosen as a run would."""
+        """The groups that the step learned from; if the file does not say, chosen as in a run."""
         if None not in is_chosen_P:
             return tuple(g for g, chosen in zip(groups, is_chosen_P, strict=True) if chosen)
         if self._config.algorithm.dynamic_sampling is None:

@@ -6,8 +6,8 @@ of torch with one file per rank); ``critic*.safetensors`` (a critic's trained we
 one); ``progress.json`` (the trainer's numbers); ``ahead.jsonl`` (finished episodes of later steps);
 ``state.json`` (``run_state.py``: the step, which determines schedule and sampling seeds; the
 position in the questions; the running baseline; the lengths of the records; the run's id); and last
-``manifest.json``, with the checksums of all other files. It is written next to its final path,
-flushed to disk, and moved there in one rename, so that a killed run or a full disk leaves the
+``manifest.json``, with the checksums of all other files. A checkpoint is written next to its final
+path, flushed to disk, and moved there in one rename, so that a killed run or a full disk leaves the
 previous checkpoint intact. Any number of ranks can resume from a checkpoint.
 """
 

@@ -1,9 +1,9 @@
 """Copies a run's checkpoints to a URL that fsspec opens, so that a lost disk does not lose the run.
 
 Each checkpoint is copied once it is complete on disk, its manifest last: a directory without one
-was never finished. If it is written again, the new copy goes next to the first, which stays until
-the new one is complete. Object stores cannot append, so records are copied in parts, named by their
-byte range; small files, which a rollback also changes, are copied whole::
+was never finished. If a checkpoint is written again, the new copy goes next to the first, which
+stays until the new one is complete. Object stores cannot append, so records are copied in parts,
+named by their byte range; small files, which a rollback also changes, are copied whole::
 
     URL/step_000100/...            the files of the checkpoint
     URL/step_000100.again/...      the same step, if the other name was taken
@@ -187,7 +187,7 @@ class RemoteCheckpoints:
             unfinished.rename(final)
 
     def _fetch_record(self, name: str, length: int, out: Path) -> None:
-        """Assembles a record from its parts, then replace the local file."""
+        """Assembles a record from its parts, then replaces the local file."""
         unfinished = out.with_name(out.name + ".download")
         with unfinished.open("wb") as file:
             for path, start, end in self._parts(name):

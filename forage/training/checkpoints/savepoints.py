@@ -59,11 +59,11 @@ class Savepoints:
     ) -> None:
         """If the run does not learn, ``save`` only writes its records to the disk.
 
-        ``questions`` are None if the steps are recorded ones; then ``replayed`` gives a checksum
-        of that many of them. ``prefetched_episodes`` gives the finished episodes of later steps.
+        ``questions`` is None if recorded steps are replayed; ``replayed`` then returns a checksum
+        of the first n of them. ``prefetched_episodes`` returns finished episodes of later steps.
         """
         self.num_steps_done = 0
-        """Steps that the weights have taken, the one being learned included."""
+        """The number of steps that the weights have taken, including a step being learned."""
         self._replayed = replayed
         self._learns = learns
         self._config, self._trainer, self._tokenizer = config, trainer, tokenizer
@@ -75,17 +75,17 @@ class Savepoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self.ahead: dict[str, Episode] = {}
-        """Episodes of later steps that were over at the checkpoint that was loaded, by key."""
+        """Episodes of later steps that had finished at the loaded checkpoint, by key."""
         self._prefetched_episodes = prefetched_episodes
 
     async def begun(self) -> None:
-        """Steps begin. A run that may roll back in its first steps needs something to return to."""
+        """Saves the initial state before the first step, if the run may roll back to it."""
         sentinel = self._config.sentinel
         if not self.num_steps_done and sentinel is not None and sentinel.kind == "roll_back":
             await self.save(0)
 
     def weights_take(self, step: int) -> None:
-        """From now on the weights are no longer those from before ``step``."""
+        """Records that ``step`` is changing the weights."""
         self.num_steps_done = step + 1
 
     async def after(self, step: int) -> None:
@@ -94,11 +94,12 @@ class Savepoints:
             await self.save(step + 1)
 
     async def ended(self, reason: BaseException | None) -> None:
-        """Saves the run as its steps end, if what ended them permits it.
+        """Saves the run when its steps end, depending on the ``reason``.
 
-        All steps taken (None): unless the last one has its checkpoint. A stop or a ``UserError``:
-        if every step is recorded that the weights have taken; otherwise the run continues from the
-        last checkpoint. A collapse, a rollback and a bug: never.
+        After the last step (None) it saves unless that step has a checkpoint. After a stop or a
+        ``UserError`` it saves if every step that the weights have taken is recorded; otherwise a
+        resumed run continues from the last checkpoint. It never saves after a collapse, rollback or
+        bug.
         """
         if reason is None:
             if not self._is_due(self.num_steps_done):
@@ -202,7 +203,7 @@ class Savepoints:
         return latest_checkpoint(self._config.output_dir)
 
     def restore(self, checkpoint: Path | None) -> int:
-        """Returns to ``checkpoint``, None for the newest; gives the number of steps it holds."""
+        """Restores ``checkpoint``, or the newest if None; returns the number of steps it holds."""
         self.num_steps_done = self._resume() if checkpoint is None else self._load(checkpoint)
         return self.num_steps_done
 

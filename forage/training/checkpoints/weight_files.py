@@ -1,4 +1,4 @@
-"""Weight files that several processes write at once, each the pieces that it holds.
+"""Writes weight files from several processes at once; each writes the pieces that it holds.
 
 The format is that of https://huggingface.co/docs/safetensors: a header with each tensor's offset,
 then the tensors. Offsets follow from names and shapes alone, so ranks write their rows

@@ -1,9 +1,9 @@
-"""A file of ``torch.save``, read without running what is in it, a tensor at a time.
+"""Reads a file of ``torch.save`` one tensor at a time, without running any code in it.
 
-Such a file is a pickle, which may name any function to call, and tensors beside it in an archive.
-Here a pickle calls nothing but the few functions below. Classes of torch, Megatron and the like
-become records of what they were made of (``Inert``); anything else that a pickle names is refused.
-No process group and no package of the trainer that wrote the file is needed.
+Such a file is an archive of tensors and a pickle, which may name any function to call. Here a
+pickle can call only the few functions below. Classes of torch, Megatron and similar packages become
+records of their arguments (``Inert``); any other name in a pickle is refused. Reading needs no
+process group, and no package of the trainer that wrote the file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _INERT = {
     *("prime_rl", "torchtitan", "omegaconf", "transformers", "numpy", "argparse", "collections"),
     *("pathlib", "enum", "signal", "datetime", "copyreg", "_codecs"),
 }
-"""Packages whose classes a checkpoint may hold; they come back as records and run nothing."""
+"""Packages whose classes a checkpoint may contain; they are read as records and run nothing."""
 _HARMLESS = {
     "set": set,
     "frozenset": frozenset,
@@ -61,13 +61,13 @@ _HARMLESS = {
 
 _DAMAGED = (
     *(pickle.UnpicklingError, ValueError, TypeError, AttributeError, IndexError),
-    *(OverflowError, MemoryError),  # a length that is none
+    *(OverflowError, MemoryError),  # an impossible length
 )
-"""What a pickle raises of which a byte is another."""
+"""The errors that a damaged pickle may raise."""
 
 
 class Inert:
-    """An object whose class is not here: ``args`` it was called with, ``state`` it was given."""
+    """An object whose class is not loaded: its constructor's ``args``, and its ``state``."""
 
     args: tuple[Any, ...]
     state: Any
@@ -79,7 +79,7 @@ class Inert:
         return self
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """What it was called with is kept by ``__new__``, which a pickle may call alone."""
+        """Does nothing: ``__new__``, which a pickle may call alone, keeps the arguments."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -91,7 +91,7 @@ class Inert:
         self.items.append((key, value))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, from whichever of the two forms of state it is in."""
+        """An attribute, from either of the two forms of state."""
         states = self.state if isinstance(self.state, tuple) else (self.state,)
         found = [state[name] for state in states if isinstance(state, dict) and name in state]
         return found[0] if found else default
@@ -99,7 +99,7 @@ class Inert:
 
 @dataclass(frozen=True, slots=True)
 class CutTensor:
-    """A tensor cut over ranks (torch's ``DTensor``): this rank's part, and what it is a part of."""
+    """A tensor sharded over ranks (torch's ``DTensor``): its whole shape, and this rank's part."""
 
     shape: Shape
     local: Stored
@@ -109,7 +109,7 @@ class CutTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """Numbers in the archive: which file, and of which type."""
+    """A block of numbers in the archive: its file, type and size."""
 
     key: str
     dtype: torch.dtype
@@ -118,7 +118,7 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a file; ``num_bytes`` None is all from ``start`` on."""
+    """A range of a file; ``num_bytes`` None means everything from ``start`` on."""
 
     path: Path
     start: int = 0
@@ -126,7 +126,7 @@ class Span:
 
 
 def load_torch_file(span: Span) -> Any:
-    """What was saved, its tensors as ``Stored`` or ``CutTensor``; raises ``UserError``."""
+    """Loads the saved object, its tensors as ``Stored`` or ``CutTensor``; raises ``UserError``."""
     try:
         with _open(span) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
@@ -154,7 +154,7 @@ def load_torch_file(span: Span) -> Any:
 
 
 def load_pickle(path: Path) -> Any:
-    """A bare pickle without tensors, under the same rules; raises ``UserError``."""
+    """Loads a bare pickle without tensors, under the same rules; raises ``UserError``."""
     try:
         return RestrictedUnpickler(path.read_bytes(), Span(path), {}).load()
     except UserError:
@@ -223,7 +223,7 @@ class RestrictedUnpickler(pickle.Unpickler):
         dtype: torch.dtype,
         *_: Any,
     ) -> Stored:
-        """A tensor in the archive; rows that lie one after another are read alone."""
+        """A tensor in the archive; from contiguous storage, only the requested rows are read."""
         del requires_grad, hooks
         size, stride = tuple(size), tuple(stride)
         start = self._starts[storage.key] + offset * dtype.itemsize
@@ -245,7 +245,7 @@ class RestrictedUnpickler(pickle.Unpickler):
 
 
 def _rebuild_of_type(_: object, kind: type, arguments: tuple[Any, ...], state: Any) -> Any:
-    """A tensor of a class of its own: one that is cut over ranks, or it is not known."""
+    """A tensor of a special class: ``CutTensor`` if sharded over ranks, otherwise a record."""
     states = [each for each in (state if isinstance(state, tuple) else (state,)) if each]
     slots = {name: value for each in states for name, value in each.items()}
     if kind.__name__ != "DTensor" or not isinstance(slots.get("_local_tensor"), Stored):
@@ -265,7 +265,7 @@ def _is_contiguous(size: Shape, stride: Shape) -> bool:
 
 
 def _read(path: Path, start: int, num_elements: int, dtype: torch.dtype) -> Tensor:
-    """Numbers from a file; raises ``UserError`` where it ends before them."""
+    """Reads numbers from a file; raises ``UserError`` if the file is too short."""
     numbers = torch.empty(num_elements, dtype=dtype)
     if not num_elements:
         return numbers
@@ -282,7 +282,7 @@ def _read(path: Path, start: int, num_elements: int, dtype: torch.dtype) -> Tens
 
 
 def _first_byte(file: _Window, info: zipfile.ZipInfo) -> int:
-    """Where a file of the archive begins in the file on the disk."""
+    """The offset of an archived file within the archive on disk."""
     if info.compress_type != zipfile.ZIP_STORED:
         raise zipfile.BadZipFile("its tensors are compressed")
     file.seek(info.header_offset + 26)
@@ -298,7 +298,7 @@ def _open(span: Span) -> _Window:
 
 
 class _Window(io.RawIOBase):
-    """A stretch of an open file, as a file of its own."""
+    """A range of an open file, which reads like a separate file."""
 
     def __init__(self, file: BinaryIO, start: int, num_bytes: int) -> None:
         self.start = start

@@ -1,9 +1,9 @@
 """Runs ranks as processes on this machine: each holds one object, and every call goes to all.
 
-The driver starts them, sends each call to all, and returns rank 0's result. They find each other
-through a store in the driver. A rank that fails or dies ends all of them, because the others may be
-waiting for it in a collective; only errors that all raise together leave them alive. ``cluster/``
-has ranks on several machines, which join, reply and fail through the same functions.
+The driver starts them, sends each call to all, and returns rank 0's result. The ranks find each
+other through a store in the driver. A rank that fails or dies ends all of them, because the others
+may be waiting for it in a collective; only errors that all raise together leave them alive.
+``cluster/`` has ranks on several machines, which join, reply and fail through the same functions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HOST = "127.0.0.1"
 _GRACE_S = 5.0
 
 SHARED_ERRORS = (OSError, FloatingPointError)
-"""What ranks can raise together, of a full disk or a diverged run, and then take the next call."""
+"""Errors that all ranks can raise together without ending: a full disk, a diverged run."""
 
 
 class RankDiedError(PartLostError):
@@ -69,7 +69,7 @@ class RankPlace:
     rank: int
     num_ranks: int
     num_on_machine: int
-    """Ranks on its machine, including itself, which share its cores."""
+    """The number of ranks that share the machine's cores, including this one."""
     host: str
     port: int
     device_type: str
@@ -78,7 +78,7 @@ class RankPlace:
 
 
 class RankProcesses(Generic[T]):
-    """Processes that form torch's default process group; close them."""
+    """Processes that form torch's default process group; the caller must close them."""
 
     def __init__(
         self, num_ranks: int, make: Callable[[], T], device_type: str, timeout_s: float

@@ -1,4 +1,4 @@
-"""What runs in a rank's process: its trainer, and the objects that the driver made from it."""
+"""The content of a rank's process: its trainer, and the objects that the driver made from it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ P = ParamSpec("P")
 BUCKET_BYTES = 256 << 20
 """Size of the buckets in which weights are sent to the driver's copy."""
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 2.0
-"""Pauses between polls of whether the ranks have written."""
+"""The first and the longest pause between polls of whether the ranks have written."""
 
 
 class RankObjects(Generic[T]):

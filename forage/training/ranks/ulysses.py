@@ -121,7 +121,7 @@ class _UlyssesAttend:
         raise AssertionError("check_fits refuses recurrent layers before the run")
 
     def _to_heads(self, each: Tensor) -> Tensor:
-        """From all heads of a stretch to some heads of the row: [1, H, n, D] -> [1, h, N, D]."""
+        """Trades all heads of a stretch for some heads of the row: [1, H, n, D] -> [1, h, N, D]."""
         size = self._ranks.size
         _, num_heads, num_tokens, head_dim = each.shape
         sent = each.reshape(size, num_heads // size, num_tokens, head_dim)
@@ -129,7 +129,7 @@ class _UlyssesAttend:
         return received.transpose(0, 1).reshape(1, num_heads // size, size * num_tokens, head_dim)
 
     def _to_tokens(self, each: Tensor) -> Tensor:
-        """The reverse, from attention's output, with tokens first: [1, N, h, D] -> [1, n, H, D]."""
+        """Exchanges attention's output back, tokens first: [1, N, h, D] -> [1, n, H, D]."""
         size = self._ranks.size
         _, num_tokens, num_heads, head_dim = each.shape
         received = self._exchange(each.reshape(size, num_tokens // size, num_heads, head_dim))

@@ -33,7 +33,7 @@ COLUMNS = ("step", "question", "answers", "answer", "reward", "em", "searches", 
 """The columns of a table of episodes."""
 _DEADLINE_S = 60.0
 _CLOSING_S = 600.0
-"""A tracker may still be uploading what it has received."""
+"""The timeout of closing a tracker, which may still be uploading what it has received."""
 
 Row = tuple[Any, ...]
 

@@ -72,15 +72,15 @@ class JoinInfo:
 class EngineServer(Protocol):
     """One server; an update is ``pause``, then weights from disk or a group, then ``resume``.
 
-    Through a group: ``join`` once, then ``start_update``, ``receive`` for each bucket, and
-    ``finish_update``, or ``abandon_update`` to cancel the update.
+    An update through a group calls ``join`` once, then ``start_update``, ``receive`` for each
+    bucket, and ``finish_update``, or ``abandon_update`` to cancel the update.
     """
 
     url: str
     group_name: str | None
     """The name under which its workers make a group with torch and receive tensor by tensor.
 
-    None: Forage's receiver, whose group has no name and receives a bucket's bytes at once.
+    None for Forage's receiver, whose group has no name and receives a bucket's bytes at once.
     """
 
     async def sample(self, token_ids: Sequence[int], sampling: Sampling, salt: str) -> Completion:

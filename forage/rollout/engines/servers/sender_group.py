@@ -54,11 +54,11 @@ class GroupPlan:
 
     urls: tuple[str, ...]
     num_workers: tuple[int, ...]
-    """Per server."""
+    """The number of workers of each server."""
     by_nccl: bool
     """Whether to use NCCL instead of gloo."""
     timeout_s: float
-    """For joining, and for each bucket."""
+    """The timeout for joining, and for each bucket."""
     name: str | None = None
     """The group's name if the workers create it with torch's helper; see ``_as_torch_does``."""
 
@@ -70,7 +70,7 @@ class SenderGroup:
     """
 
     def __init__(self, plan: GroupPlan, device: torch.device) -> None:
-        """``device``: what NCCL sends from."""
+        """``device`` is the device that NCCL sends from."""
         self.device = device if plan.by_nccl else torch.device("cpu")
         self.name = plan.name
         self._timeout = timedelta(seconds=plan.timeout_s)

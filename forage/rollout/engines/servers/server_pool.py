@@ -29,7 +29,7 @@ class Member:
     server: EngineServer
     is_serving: bool = False
     why: str = "it has not received the weights"
-    """Why it does not serve."""
+    """Why the server receives no turns."""
     num_episodes: int = 0
     lost: asyncio.Future[None] = field(default_factory=asyncio.Future)
 

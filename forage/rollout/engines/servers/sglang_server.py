@@ -1,7 +1,7 @@
 """Talks to an SGLang server: ``/generate``, pauses, weights from files or through a group.
 
-Written from the sources of SGLang 0.5.23. There is no CPU build, so it has been tested with a
-stand-in of that schema, not with a real server.
+This file follows the sources of SGLang 0.5.23. SGLang has no CPU build, so the tests use a stand-in
+with that schema, not a real server.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SglangServer:
     """An ``EngineServer`` for SGLang; ``update_timeout_s`` applies to each step of an update."""
 
     group_name: str | None = "forage"
-    """The same for all runs, so that the group of a killed run is found and destroyed."""
+    """One name for all runs, so that the group of a killed run is found and destroyed."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class SglangServer:
         return []
 
     async def misfits(self, tensors: Tensors) -> list[str]:
-        """Empty: SGLang has no route that compares names or shapes with its model's.
+        """Returns []: SGLang has no route that compares names or shapes with its model's.
 
         A wrong shape makes ``receive`` fail and leaves the server with some new and some old
         weights. An unknown name is only logged by SGLang, and a missing name keeps its older
@@ -221,7 +221,7 @@ class SglangServer:
             raise ServerFailed.for_good(self.url, doing, str(reply.get("message")))
 
     async def _try(self, path: str, body: dict[str, Any], doing: str) -> bool:
-        """Like ``_do`` for what may be unnecessary: returns False if the server refuses it."""
+        """Like ``_do`` for an optional request: returns False if the server refuses it."""
         try:
             await self._do(path, body, doing)
         except ServerFailed as failed:

@@ -1,7 +1,7 @@
 """Talks to a vLLM server: ``/inference/v1/generate``, and the routes that update weights.
 
 It sends token ids and gets token ids back, each with its log-probability and the version of the
-weights that sampled it. Written for vLLM 0.32 as ``forage.cluster.model_servers`` starts it.
+weights that sampled it. The code is for vLLM 0.32 as ``forage.cluster.model_servers`` starts it.
 """
 
 from __future__ import annotations

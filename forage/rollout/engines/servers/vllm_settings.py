@@ -1,6 +1,6 @@
-"""What a recipe requires of a vLLM server, and which requirements its settings miss.
+"""A recipe's requirements of a vLLM server, and a check of the server's settings.
 
-Nothing is sent here: ``vllm_probe.py`` queries the server and finds the rest.
+This file sends nothing: ``vllm_probe.py`` queries the server and finds the rest.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ServerNeeds:
     ``codec`` and ``model`` provide the recipe's tokenizer and sizes, which are not compared without
     them. ``lora_rank``: the rank of the adapters that it must hold in addition to its model.
     ``num_alternatives`` and ``sleeps`` are the recipe's ``rollout.num_alternatives`` and
-    ``placement.engine.offload``; None if no recipe is given, so that what only some recipes need
-    is not a fatal fault.
+    ``placement.engine.offload``; None if no recipe is given, so that a requirement of only some
+    recipes is not a fatal fault.
     """
 
     has_receiver: bool

@@ -94,7 +94,7 @@ class WeightSender:
         is_first: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """``shapes``: the weights without values; ``device``: what they are sent from.
+        """``shapes``: the weights without values; ``device``: where they are sent from.
 
         ``dtype``: the servers' dtype, since more precision would be wasted; None: the weights' own.
         """
@@ -126,7 +126,7 @@ class WeightSender:
         return self._group.infos
 
     def join(self) -> str | None:
-        """Creates the group once all have joined; returns the reason if that fails in time."""
+        """Creates the group once all have joined; returns the reason if that fails."""
         return self._in_group(lambda group: group.join())
 
     def leave(self) -> None:

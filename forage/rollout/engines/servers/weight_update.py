@@ -121,7 +121,8 @@ class ServerUpdates:
     async def _update_all(self) -> None:
         """Updates the serving servers; if there are none, as at first, all that answer.
 
-        The latter may have another run's keys and values under the same salts, so these go.
+        Servers that only answer may hold another run's keys and values under the same salts, so
+        these are dropped.
         """
         is_recomputed = self._recomputes or not self._pool.serving
         members = await self._alive(self._pool.serving or self._pool.members)

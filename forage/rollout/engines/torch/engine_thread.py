@@ -95,7 +95,7 @@ class EngineThread:
         self._is_held = True
 
     def take_version(self, version: int) -> None:
-        """Uses the weights of ``version``: drop what older weights computed.
+        """Uses the weights of ``version``, and drops results of older weights.
 
         With ``cache_on_update: keep``, episodes in flight keep their keys and values.
         """

@@ -48,7 +48,7 @@ class Forward(Protocol):
 
     @property
     def rounds_ahead(self) -> int:
-        """How many rounds may start before the tokens of the previous one are read."""
+        """The number of rounds that may start before an earlier round's tokens are read."""
         ...
 
     def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
@@ -56,7 +56,7 @@ class Forward(Protocol):
         ...
 
     def take_weights(self) -> None:
-        """Called when the weights have changed, while no round runs."""
+        """Adapts to changed weights; called while no round runs."""
         ...
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from forage.rollout.engines.torch.slots import SlotCache, Stretch, round_up
 MIN_PART_COST = 200
 """Minimum cost of a part that gets its own core, in observation tokens, for a small model."""
 _SMALL_MODEL = 1_000_000
-"""Parameters of the largest model for which that was measured."""
+"""Parameters of the largest model for which ``MIN_PART_COST`` was measured."""
 SINGLE_COST = 2
 """A single new token's cost in observation tokens: it shares its key reads with no other."""
 OVERHEAD_TOKENS = 24

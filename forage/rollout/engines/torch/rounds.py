@@ -33,7 +33,7 @@ class Round:
     turns: list[PendingTurn]
     drafts: list[list[int]]
     tokens_B: Tensor
-    """On the device of the logits."""
+    """The sampled tokens, on the device of the logits."""
     chosen: Chosen
     alternatives: list[Alternatives]
     version: int
