@@ -41,7 +41,7 @@ class OwnEstimator(Estimator):
 
 
 class OwnLoss(Loss):
-    """A function from log-probabilities [M] and ``Tokens`` to losses [M], or those and metrics."""
+    """A function of log-probabilities [M] and ``Tokens``; returns losses [M], and maybe metrics."""
 
     function: Own
 

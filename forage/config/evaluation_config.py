@@ -1,4 +1,4 @@
-"""The settings of ``evaluation``: which questions, arms and method, how sampled, and how often.
+"""The settings of ``evaluation``: its questions, arms, method, sampling and schedule.
 
 See docs/evaluation.md.
 """

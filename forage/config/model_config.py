@@ -132,7 +132,7 @@ class ModelConfig(Frozen):
     @field_validator("device", mode="before")
     @classmethod
     def _no_number(cls, device: object) -> object:
-        """Sampling, learning and writing run on threads that each start on the first GPU."""
+        """Refuses a numbered GPU: threads that sample, learn or write start on the first GPU."""
         if isinstance(device, str) and device.startswith("cuda:"):
             raise ValueError(
                 f"model.device is {device}: set it to cuda, and choose the GPU by the environment "

@@ -112,7 +112,7 @@ class PlacementConfig(Frozen):
 
     @property
     def in_process(self) -> TorchPlacement:
-        """The in-process engine, which evaluates even where servers sample: then with defaults."""
+        """The settings of the in-process engine, for evaluation too; defaults if servers sample."""
         return self.engine if self.engine.kind == "torch" else TorchPlacement()
 
     @property

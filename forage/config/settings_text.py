@@ -55,7 +55,7 @@ def keys_of(root: type[BaseModel], section: str) -> list[Key]:
 
 
 def all_paths(root: type[BaseModel]) -> list[str]:
-    """All paths, without duplicates."""
+    """The paths of all keys, without duplicates."""
     return list(dict.fromkeys(key.path for key in keys_of(root, "")))
 
 

@@ -1,6 +1,6 @@
-"""Which questions a training run uses, in which order: shuffles, mixtures, a curriculum.
+"""Decides which questions a run trains on, in which order: shuffles, mixtures, a curriculum.
 
-``data.*`` of the recipe decides. The training loop requests the questions of a step; they depend
+The recipe's section ``data`` configures it. The loop requests the questions of a step; they depend
 only on the position and the seed, never on earlier requests, so that a resumed run gets the same
 questions.
 """
@@ -63,7 +63,7 @@ class StepQuestions:
     first_position: int = 0
 
     def resume_at(self, step: int, position: int | None) -> None:
-        """Sets the position of the first question of ``step``, for it and the steps after.
+        """Sets the position of the first question of ``step``, for this and later steps.
 
         None: every earlier step used as many questions as steps do now.
         """

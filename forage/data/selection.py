@@ -1,6 +1,6 @@
 """Selects recorded episodes to train on: rejection sampling over the files of any run.
 
-Used by ``forage sft`` and ``forage data select``. Files are read twice, with only a few figures per
+``forage sft`` and ``forage data select`` use it. Files are read twice, with only a few figures per
 episode kept in between, so that a long run's file needs little memory. Tokens, masks and
 log-probabilities stay as recorded.
 """

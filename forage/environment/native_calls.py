@@ -49,7 +49,7 @@ class NativeCalls:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Strings that end a turn, like the end-of-turn token; a bare call has none."""
+        """Strings that end a turn, like the end-of-turn token; no string ends a bare call."""
         return (CALL_CLOSE, ANSWER_CLOSE) if self.spelling == "hermes" else (ANSWER_CLOSE,)
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:

@@ -109,7 +109,7 @@ class AfterStep:
             step.groups.played,
             step.groups.chosen,
             list(chain(*step.credited_P)),
-            # Rejection alone computes the trainer's, and the ratio's old policy is the sampler.
+            # With rejection alone, they are computed, but the ratio is taken to the sampler.
             has_trainer_logprobs=self.config.algorithm.decoupled,
         )
         step.clock.lap("record")

@@ -44,10 +44,10 @@ _SECRET = re.compile(r"(api|access|private|wandb|swanlab)[_-]?key|token$|secret|
 class ForeignKey:
     """A key of another trainer and the key that it becomes in a recipe.
 
-    A key without ``ours`` has no place in a recipe; ``note`` gives the reason. ``values`` maps
-    their values to ours and refuses others; ``is_list`` allows several, separated by commas. A
-    derived key is read together with others. A name with ``*`` matches every key without its own
-    row.
+    A key without ``ours`` has no place in a recipe; ``note`` gives the reason. ``values`` maps the
+    trainer's values to ours and refuses all others; ``is_list`` allows several, separated by
+    commas. A derived key is read together with other keys. A name with ``*`` matches every key
+    without its own row.
     """
 
     theirs: str
@@ -113,7 +113,7 @@ class Given:
         }
 
     def steps(self, epochs: str, questions_per_step: float | None) -> int | None:
-        """Steps of as many passes as a key says; None if the questions are unknown or too few."""
+        """The steps that a number of epochs takes; None if the questions are unknown or too few."""
         steps_per_pass = int((self.num_questions or 0) // (questions_per_step or 1))
         passes = self.number(epochs) if steps_per_pass else None
         return max(1, int(steps_per_pass * passes)) if passes else None
@@ -127,17 +127,17 @@ class ForeignTrainer:
     train_files: str
     """The key that names the training questions."""
     start: Mapping[str, Any]
-    """What a recipe for its search example contains, whatever the file sets."""
+    """The settings that a recipe for its search example always contains."""
     keys: Sequence[ForeignKey]
     recognises: Callable[[Mapping[str, Any]], bool]
-    """Whether a file with these keys belongs to it."""
+    """Whether a file with these keys belongs to this trainer."""
     derive: Callable[[Given], Recipe]
     """The settings that follow from several keys together."""
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     """The trainer's own defaults that differ from ours, as its keys."""
 
     def find(self, name: str) -> ForeignKey | None:
-        """The row of a key; of several patterns that cover it, the longest."""
+        """The row of a key; if several patterns match, the longest pattern's."""
         rows = [key for key in self.keys if fnmatchcase(name, key.theirs)]
         return max(rows, key=lambda key: (key.theirs == name, len(key.theirs)), default=None)
 
@@ -149,7 +149,7 @@ def read_trainer(
     values: Mapping[str, Mapping[str, Any]] | None = None,
     variant: Callable[[Mapping[str, Any]], str] = lambda values: "",
 ) -> ForeignTrainer:
-    """The trainer of ``file``.yaml.
+    """Reads the trainer that ``file``.yaml describes.
 
     ``values`` adds maps of values that the rules read too; ``variant`` selects defaults by the keys
     of a file.
@@ -187,7 +187,7 @@ def _key(
 
 
 def _no_place(lines: str) -> Iterator[ForeignKey]:
-    """Keys without a place in a recipe, from lines ``why: key key=value|value``."""
+    """Yields keys without a place in a recipe, from lines ``why: key key=value|value``."""
     for line in lines.splitlines():
         note, _, names = line.rpartition(": ")
         for name, _, only in (each.partition("=") for each in names.split()):
@@ -201,7 +201,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def table(trainer: ForeignTrainer) -> str:
-    """The keys as a table of Markdown."""
+    """Formats the trainer's keys as a Markdown table."""
 
     def rows() -> Iterator[str]:
         yield f"| {trainer.name} | Forage | |"
@@ -225,7 +225,7 @@ def _renamed(values: Mapping[str, Any]) -> str:
 
 
 def leash(coefficient: float | None, form: Callable[[], str | None], place: str) -> Recipe:
-    """The leash to the reference under our names; without a coefficient there is none."""
+    """The settings of the KL penalty under our names; empty without a coefficient."""
     if not coefficient:
         return {}
     form_name = KL_FORMS.get((form() or "low_var_kl").lower(), "k3")
@@ -234,7 +234,7 @@ def leash(coefficient: float | None, form: Callable[[], str | None], place: str)
 
 
 def fall(given: Given, style: str | None, floor: str, rate: str, ratio: str = "") -> Recipe:
-    """The fall of the learning rate under our name, to the rate or the share in these keys."""
+    """The decay of the learning rate under our name, down to the rate or share in these keys."""
     if FALLS.get((style or "constant").lower(), 1.0):
         return {}
     bound = given.number(floor)
@@ -243,7 +243,7 @@ def fall(given: Given, style: str | None, floor: str, rate: str, ratio: str = ""
 
 
 def cadence(given: Given, save: str, test: str) -> Recipe:
-    """Steps between checkpoints and evaluations; what is not above 0 means never."""
+    """Steps between checkpoints and between evaluations; 0 or less means never."""
     ours: Recipe = {}
     if (every := given.number(save)) and every > 0:
         ours["trainer.checkpoint_every"] = int(every)
@@ -253,7 +253,7 @@ def cadence(given: Given, save: str, test: str) -> Recipe:
 
 
 def machines(num_nodes: float | None, gpus_per_node: float | None, own_gpus: int = 0) -> Recipe:
-    """Ray for several machines, and bfloat16, in which the originals' ranks compute."""
+    """Sets Ray for several machines, and bfloat16, which the original ranks compute in."""
     nodes = num_nodes or 1
     ours: Recipe = {"placement.cluster": "ray"} if nodes > 1 else {}
     if nodes * (gpus_per_node or 1) - own_gpus > 1:
@@ -262,7 +262,7 @@ def machines(num_nodes: float | None, gpus_per_node: float | None, own_gpus: int
 
 
 def warmup(steps: float | str | None, ratio: float, updates_per_step: int = 1) -> int | str:
-    """Optimizer steps of a warm-up over a share of all steps, which the user may have to set."""
+    """Optimizer steps of a warm-up over a share of ``steps``; marked unset if they are unknown."""
     if isinstance(steps, int | float):
         return int(steps * ratio) * updates_per_step
     return f"{UNSET}trainer.warmup_steps"

@@ -56,7 +56,7 @@ def _steps(given: Given) -> Recipe:
 
 
 def _evaluation(given: Given) -> Recipe:
-    """A question file follows its name and may end in a slice."""
+    """The evaluation settings; its question file follows a name and may end in a slice."""
     ours: Recipe = {}
     if named := given.value("eval-prompt-data"):
         file, _, kept = str(named[1] if isinstance(named, list) else named).partition("@")

@@ -56,7 +56,7 @@ def _lora(given: Given) -> Recipe:
 
 
 def _fall(given: Given, steps: int | str) -> Recipe:
-    """The schedule, by default a line, whose last step has one share of all."""
+    """The learning-rate schedule, by default linear down to 1 / ``steps`` in the last step."""
     style = given.text("lr_scheduler_type") or "linear"
     if style == "linear":
         return {_END: 1 / steps if isinstance(steps, int) else 0.0}

@@ -61,7 +61,7 @@ _TOOL = "tools.0.config"
 
 
 def derive(given: Given) -> Recipe:
-    """What several keys say together, or what Search-R1 means by them and veRL does not."""
+    """The settings that follow from several keys, or from Search-R1's own meaning of a key."""
     has_tags = _is_search_r1(given.values)
     ours = _environment(given, has_tags) | _leash(given, has_tags)
     ours |= _loss(given, has_tags) | _correction(given)
@@ -81,7 +81,7 @@ def derive(given: Given) -> Recipe:
 
 
 def _parts(given: Given) -> Recipe:
-    """GDPO's parts of the reward; those that Forage does not have are functions of the user."""
+    """GDPO's reward components; those that Forage lacks become custom functions to write."""
     names = given.value("algorithm.gdpo_reward_keys") or []
     weights = given.value("algorithm.gdpo_reward_weights") or [1.0] * len(names)
     ours: Recipe = {"algorithm.advantage.parts": dict(zip_longest(names, weights))}
@@ -122,7 +122,7 @@ def _environment(given: Given, has_tags: bool) -> Recipe:
 
 
 def _tool(given: Given) -> Recipe:
-    """How patient the tool's client is; the tighter of its two limits holds."""
+    """The timeouts and the limit of parallel requests; the lower of two limits applies."""
     ours: Recipe = {}
     limits = [given.number(f"{_TOOL}.{name}") for name in ("num_workers", "rate_limit")]
     if known := [int(limit) for limit in limits if limit is not None]:
@@ -199,7 +199,7 @@ def _weights(given: Given, section: str) -> Recipe:
 
 
 def _rejection(rule: tuple[str, str], written: str | None) -> Recipe:
-    """A rule of ours; their ratio is the inverse of ours, and a lone bound b means 1/b to b."""
+    """Our rejection rule; veRL's ratio is its inverse, and a single bound b means 1/b to b."""
     (kind, level), (low, high) = rule, _bounds(written)
     if kind != "ratio":
         return {"kind": kind, "level": level, "high": high}
@@ -216,7 +216,7 @@ def _bounds(written: str | None) -> tuple[float | None, float]:
 
 
 def _optimizer_steps(given: Given, has_tags: bool) -> Recipe:
-    """Steps, mini-batches and rates; their warm-ups count rollouts, ours optimizer steps."""
+    """Steps, mini-batches and rates; veRL's warm-ups count rollouts, ours count optimizer steps."""
     ours: Recipe = {}
     batch = given.number("data.train_batch_size") or 1
     mini = given.number(f"{_ACTOR}.ppo_mini_batch_size") or batch

@@ -1,7 +1,7 @@
-"""The sentences of the hard world: each fact with its noun, and in wordings that leave it out.
+"""The sentences of the hard world: each fact in a wording with its noun, and in others without.
 
-``hard_language.yaml`` has the wordings without the noun; the first wording of each is the one with
-it. ``hard_world.py`` decides which facts exist and which wordings are used.
+``hard_language.yaml`` has the wordings without the noun; this file puts one with it first.
+``hard_world.py`` decides which facts exist and which wordings are used.
 """
 
 from __future__ import annotations

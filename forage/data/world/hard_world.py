@@ -45,14 +45,14 @@ _TARGETS = {
     **{"founder": "person", "owner": "person", "author": "person", "editor": "person"},
     **{"region": "region", "capital": "town"},
 }
-"""The kind of entity that a relation leads to; the others have plain values."""
+"""The kind of entity that a relation leads to; other relations have plain values."""
 _NUMBERS = ("birth year", "opening year", "population")
 _NO_START = ("region",)
 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """What the sentences and questions of one world are made from."""
+    """The materials for the sentences and questions of one world."""
 
     skills: frozenset[Skill]
     relations: dict[str, tuple[str, ...]]

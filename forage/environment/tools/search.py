@@ -102,7 +102,7 @@ async def _run(has_addresses: bool, arguments: Arguments, search: Retriever) -> 
 
 
 def _merge(replies: Sequence[SearchReply]) -> SearchReply:
-    """Merges the replies to several queries: interleaves hits without duplicates, or fails."""
+    """Merges the replies to several queries: their hits in turn, or the first failure."""
     if len(replies) == 1:
         return replies[0]
     unanswered = next((r for r in replies if r.failure is not None or r.is_switched_off), None)

@@ -72,7 +72,7 @@ class Trackers:
     """The trackers of ``tracking.trackers`` except TensorBoard; a context manager."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Opens each; raises ``UserError`` for a missing package, or a run that is refused."""
+        """Opens each tracker; raises ``UserError`` for a missing package or a refused run."""
         self._settings = config.tracking
         self._trackers: dict[TrackerName, Tracker] = {}
         directory, names = config.output_dir, config.tracking.services

@@ -158,7 +158,7 @@ class SglangServer:
         return number
 
     async def gpus(self) -> list[list[str]]:
-        """Empty: SGLang does not report GPUs, so they are assumed to differ from the trainer's."""
+        """Returns []: SGLang reports no GPUs; they are assumed to differ from the trainer's."""
         return []
 
     async def misfits(self, tensors: Tensors) -> list[str]:
