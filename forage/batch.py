@@ -91,7 +91,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What is known of the M trained tokens of a micro-batch, in their order, each [M].
+    """The data of the M trained tokens of a micro-batch, in order; each column is [M].
 
     ``turn_of_M`` numbers the turns of the micro-batch, ``trainer_version`` is the policy version
     being trained, and the rest comes from the engine or from ``Credited``.

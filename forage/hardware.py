@@ -1,7 +1,7 @@
 """Threads, matrix kernels and memory of this machine, chosen by short measurements.
 
-Called once, before the first model runs. It affects speed, never results: a kernel is chosen only
-if its products are as exact as float32's.
+They are called once, before the first model runs. They affect speed, never results: a kernel is
+chosen only if its products are as exact as float32's.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def _begin_vector_functions() -> None:
 
     On Intel with AVX-512, if two threads make the first calls at the same time, cosines are off by
     1.5e-4 in half of the processes. That affects the rotary embedding, and log-probabilities by
-    1e-3. After one call on one thread it happened in none of 400 processes (benchmarks/engine.md).
+    1e-3. After one call on one thread the error occurred in none of 400 processes
+    (benchmarks/engine.md).
     """
     import torch
 
@@ -189,7 +190,7 @@ def matmul_rate(dtype: str) -> float:
 
 
 def bfloat16_gain() -> float:
-    """How many times faster a CPU thread multiplies in bfloat16 than in float32."""
+    """The speedup of products in bfloat16 over float32 on a CPU thread."""
     choose_matmul_kernel()
     return matmul_rate("bfloat16") / matmul_rate("float32")
 

@@ -46,7 +46,7 @@ from forage.watch.trackers.tracker import Trackers
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What a run loads before its event loop starts, so that Ctrl-C ends the loading at once."""
+    """The objects that a run loads before its event loop starts, when Ctrl-C still acts at once."""
 
     config: RunConfig
     learns: bool

@@ -212,7 +212,7 @@ class SenderOfRanks:
     """A ``Sender`` of weights that may be sharded over ranks: each call goes to all ranks."""
 
     def __init__(self, ranks: OnRanks[LocalTrainer], dtype: torch.dtype | None = None) -> None:
-        """``dtype``: as for ``WeightSender``."""
+        """Wraps the trainer's ranks; ``dtype`` is as for ``WeightSender``."""
         self._senders = ranks.make(partial(_sender_of_rank, dtype))
 
     def tensors(self) -> Tensors:

@@ -41,7 +41,7 @@ METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"
 TENSORBOARD_DIR = "tensorboard"
 ROLLBACKS_FILE = "rollbacks.jsonl"
-"""Why a run rolled back to a checkpoint, one line per rollback (``watch/collapse_guard.py``)."""
+"""The reasons for a run's rollbacks, one line each (``watch/collapse_guard.py``)."""
 TRACKERS_FILE = "trackers.json"
 """The ids that trackers assigned to the run (``watch/trackers/tracker.py``)."""
 GREEDY_ARM = "greedy"
@@ -311,7 +311,7 @@ def lock_alone(descriptor: int, path: Path) -> None:
 
 
 def _end_of_last_line(file: BinaryIO) -> int:
-    """Offset after the last newline; reads blocks from the end."""
+    """Returns the offset after the last newline; reads blocks from the end."""
     position = file.seek(0, os.SEEK_END)
     while position > 0:
         start = max(0, position - 65_536)

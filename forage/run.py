@@ -1,4 +1,4 @@
-"""Forage from a script or a notebook: ``forage.Run``. docs/library.md shows its use.
+"""Runs Forage from a script or a notebook: ``forage.Run``. docs/library.md shows its use.
 
 A run is a recipe plus the caller's own functions for reward, tools and search. The loop of
 ``train.py`` runs on a thread with its own event loop, because a notebook already has one, and hands

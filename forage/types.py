@@ -49,7 +49,7 @@ class Question:
 class Passage:
     """One unit of the corpus.
 
-    ``fields`` holds the other fields of its corpus line, by name. They are carried along unread, so
+    ``fields`` holds the other fields of its corpus line, by name. Forage does not read these, so
     two passages that differ only in them are equal.
     """
 
@@ -80,7 +80,7 @@ class Hit:
 
 
 class FailureKind(StrEnum):
-    """Why a tool or a judge returned nothing; also the name of the metric that counts it.
+    """The reason why a tool or a judge returned nothing; also names the metric that counts it.
 
     ``RAISED``: a custom tool raised an exception.
     """
@@ -144,7 +144,7 @@ class TokenizerId:
 
 
 class Origin(StrEnum):
-    """Who wrote a segment of the transcript. Only ``SAMPLED`` tokens are ever trained.
+    """The author of a segment of the transcript. Only ``SAMPLED`` tokens are ever trained.
 
     ``FOLDED`` restarts the context in the middle of an episode: it repeats everything in it, token
     for token, with a note in place of each archived observation. ``TRANSCRIBED`` is the policy's
@@ -265,7 +265,7 @@ def search_call(
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy sampled until it acted or was truncated, plus the observation that followed.
+    """The policy's text until it acted or was truncated, plus the observation that followed.
 
     ``argument`` is the query, another tool's arguments, the answer, or why the action was invalid.
     ``observation`` is "" if the episode ended with this turn. ``calls`` are the executed tool
@@ -443,7 +443,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample one turn.
+    """The parameters for sampling one turn.
 
     A turn ends as soon as the sampled text contains one of the ``stop`` strings, or one of
     ``stop_ids`` is sampled. The noise at a position depends only on ``seed``, ``episode_key`` and
@@ -495,7 +495,7 @@ class ContextOverflow(EngineError):
 
 
 class Generate(Protocol):
-    """What the environment requires of an engine."""
+    """The interface that the environment requires of an engine."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Samples one turn after ``token_ids``; raises ``EngineError``."""
@@ -507,14 +507,14 @@ class Generate(Protocol):
 
 
 class Retriever(Protocol):
-    """What the environment requires of a retriever. Failures are replies, never exceptions."""
+    """The interface of a retriever for the environment. Failures are replies, never exceptions."""
 
     async def search(self, query: str) -> SearchReply: ...
 
 
 @runtime_checkable
 class PageOpener(Protocol):
-    """What a tool that reads pages requires. Failures are replies, never exceptions."""
+    """The interface for a tool that reads pages. Failures are replies, never exceptions."""
 
     async def open_page(
         self, url: str, chunk: int = 0, max_chars: int | None = None
@@ -522,6 +522,6 @@ class PageOpener(Protocol):
 
 
 class Score(Protocol):
-    """What the scheduler requires of the rewards; a judge's failure is part of the reward."""
+    """The interface of the rewards for the scheduler; a judge's failure is part of the reward."""
 
     async def __call__(self, episode: Episode) -> Reward: ...

@@ -96,9 +96,9 @@ class RunConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _servers_are_corrected_for(cls, values: Any) -> Any:
-        """With servers, truncated importance weights are on unless the recipe sets otherwise.
+        """Turns truncated importance weights on for servers, unless the recipe sets otherwise.
 
-        Their kernels differ from the trainer's, and so do their log-probabilities, slightly.
+        A server's kernels differ from the trainer's, so its log-probabilities differ slightly.
         """
         if not isinstance(values, dict) or not _names_servers(values.get("placement")):
             return values

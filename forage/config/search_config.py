@@ -77,7 +77,7 @@ class SearchServer(SearchSettings):
 
     @property
     def label(self) -> str:
-        """How logs and results refer to the retriever."""
+        """The name of the retriever in logs and results."""
         return ", ".join(self.urls)
 
     def serve_command(self, index: Path | None) -> str:
@@ -117,7 +117,7 @@ class SearchFunction(SearchSettings):
 
     @property
     def label(self) -> str:
-        """How logs and results refer to the retriever."""
+        """The name of the retriever in logs and results."""
         return written(self.path)
 
 

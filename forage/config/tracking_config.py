@@ -25,7 +25,7 @@ class TrackingConfig(Frozen):
 
     @property
     def services(self) -> tuple[TrackerName, ...]:
-        """All except TensorBoard, which is part of the run's records."""
+        """All trackers except TensorBoard, which is part of the run's records."""
         return tuple(name for name in self.trackers if name != "tensorboard")
 
     @model_validator(mode="after")

@@ -29,7 +29,7 @@ ROWS_FILE = "corpus.id_rows.npy"
 
 @dataclass(frozen=True, slots=True)
 class StoredCorpus:
-    """What ``build_store`` wrote: the number of passages, and the copy's size and hash."""
+    """The result of ``build_store``: the number of passages, and the copy's size and hash."""
 
     num_passages: int
     num_bytes: int

@@ -65,7 +65,7 @@ class StepQuestions:
     def resume_at(self, step: int, position: int | None) -> None:
         """Sets the position of the first question of ``step``, for this and later steps.
 
-        None: every earlier step used as many questions as steps do now.
+        With None, every earlier step used as many questions as steps do now.
         """
         self.first_step = step
         self.first_position = step * self.num_own if position is None else position

@@ -49,7 +49,7 @@ def read_questions(path: Path | str, form: str | None = None) -> list[Question]:
 
 
 def _makers_of(path: Path) -> str:
-    """How to create ``path``: the command of a bundled recipe, or those for any file."""
+    """Says how to create ``path``: by the command of a bundled recipe, or by general commands."""
     shipped = (command for recipe in recipes().values() for command in commands_of(recipe))
     if command := maker_of(str(path), shipped):
         return f"create it with: {command}"

@@ -37,7 +37,7 @@ class Selection:
         return (record for number, (_, record) in read if number in kept)
 
     def explain(self) -> str:
-        """One sentence: how many were kept, and why the others were not."""
+        """Says in a sentence how many records were kept, and why the rest were not."""
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.left_out.items())
         text = f"kept {len(self.kept)} of {self.num_read} episodes"
         return f"{text}; left out: {reasons}" if reasons else text

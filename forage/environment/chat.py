@@ -110,7 +110,7 @@ def derive_glue(
 def without_line_break(glue: Glue, codec: Codec) -> Glue:
     """``glue`` without the line break between the end of a turn and the message, as in veRL.
 
-    veRL renders the tool's message separately; there, whatever ends a text ends a turn.
+    veRL renders the tool's message separately; there, any token that ends a text ends a turn.
     """
     message = codec.decode(glue.after_end.opening)
     end = codec.decode(glue.after_cut.opening).removesuffix(message)

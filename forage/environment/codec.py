@@ -162,7 +162,7 @@ class Codec:
     def _neutralise(self, text: str) -> str:
         """Respells tags (``<search>`` as ``[search>``), chat markers and added tokens' strings.
 
-        A space would not do for tags, since a lenient reader accepts ``< search >``; for the other
+        A space would not do for tags, since a lenient reader accepts ``< search >``; for other
         strings a space after the first character is enough.
         """
         text = _CHAT_MARKER.sub("(", self._tag_start.sub(r"[\1", text))

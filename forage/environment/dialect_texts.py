@@ -1,4 +1,4 @@
-"""How published systems format search results, for their dialects (``dialects.py``)."""
+"""Formats search results as published systems do, for their dialects (``dialects.py``)."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _TRY_AGAIN = (
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one published system writes and parses.
+    """The way in which one published system writes and parses.
 
     ``opening`` and ``closing`` frame the results, inside the tool's message if calls are native.
     ``reading`` finds the action of a turn; its flag says that no turn follows. If
@@ -60,7 +60,7 @@ class Dialect:
     invalid_message: str | None = None
     ends_when_cut: bool = False
     note: Callable[[str], str] = str.strip
-    """Formats a sentence of ours that replaces results."""
+    """Formats our own sentence that replaces results."""
     is_whole_message: bool = False
     """Whether only the end-of-turn token ends a turn, even after a call or an answer."""
     has_line_break: bool = True

@@ -56,7 +56,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the policy wrote in one turn; ``is_cut``: its budget truncated it."""
+    """The policy's text of one turn; ``is_cut`` if the turn's budget truncated it."""
 
     token_ids: tuple[int, ...]
     text: str

@@ -16,7 +16,7 @@ class Turnstile:
     """All waiters must be on one event loop; it can be used on another loop afterwards."""
 
     def __init__(self, num_at_once: int) -> None:
-        """``num_at_once``: how many pass per round of the loop."""
+        """``num_at_once`` callers pass per round of the loop."""
         self._num_at_once = num_at_once
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()

@@ -37,7 +37,7 @@ class Term:
 
 
 def _matched(match: Callable[[str, Sequence[str]], float]) -> Term:
-    """How well the answer matches the golden ones; 0 without an answer."""
+    """The term for how well the answer matches the golden ones; 0 without an answer."""
 
     def formula(episode: Episode, _: ProtocolName) -> float:
         answer = episode.answer

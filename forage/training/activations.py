@@ -36,7 +36,7 @@ def activation_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> in
 
 
 def kept_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> int:
-    """What a micro-batch's forward pass keeps for its backward pass, without logits.
+    """The bytes that a forward pass keeps for its backward pass, without logits.
 
     With adapters this is an upper bound: the input of a layer without one need not be kept.
     """

@@ -17,7 +17,7 @@ from forage.training.ranks.skeleton import directory_of
 
 
 def digest_of_base(config: RunConfig) -> str:
-    """``digest_of_files`` of ``model.path``; "" if a resumed run does not read it again."""
+    """The checksum of ``model.path``; "" if a resumed run does not read it again."""
     kl = config.algorithm.kl
     is_reference = kl is not None and kl.reference is None
     return digest_of_files(config.model.path) if config.model.lora or is_reference else ""

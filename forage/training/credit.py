@@ -122,7 +122,7 @@ class Credit:
         return credited
 
     def _with_columns(self, earned: Earned, view: Credited, kl_coefficient: float) -> Earned:
-        """What an episode earned, with gains, penalties and values from the forward passes."""
+        """Adds gains, penalties and values from the forward passes to what an episode earned."""
         rewards_T, penalties_M = earned.rewards_T, [0.0] * len(view.old_logprobs_M)
         if GAINS in view.extra:
             gained = zip(rewards_T, view.extra[GAINS].tolist(), strict=True)
@@ -141,7 +141,7 @@ class Credit:
         )
 
     def _earned_by(self, episode: Episode) -> Earned:
-        """What a scored episode earned: per turn if the estimator rewards turns, or in total."""
+        """A scored episode's earnings: per turn if the estimator rewards turns, or in total."""
         assert episode.reward is not None, "the scheduler scores every episode"
         outcome = episode.reward.value
         if (overlong := self._algorithm.overlong) is not None:

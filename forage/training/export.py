@@ -107,7 +107,7 @@ def _merge(source: Path, out: Path, as_run: ModelConfig, dtype: str | None) -> P
 def import_checkpoint(path: Path, out: Path, base: str | None, dtype: str | None = None) -> Path:
     """Writes a checkpoint in any supported layout as a Hugging Face directory.
 
-    Config and tokenizer are those of ``base``; None: those in the checkpoint. Raises
+    Config and tokenizer come from ``base``, or from the checkpoint if it is None. Raises
     ``UserError``.
     """
     _refuse_contents(out)

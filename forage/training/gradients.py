@@ -44,7 +44,7 @@ class OneProcess:
     num_data_ranks = 1
 
     def __init__(self, sizes: MicroBatches | None = None) -> None:
-        """``sizes``: how many micro-batches run at once on a CPU; None: one for each core."""
+        """``sizes`` sets how many micro-batches run at once on a CPU; with None, one per core."""
         self._sizes = sizes or MicroBatches(0, None)
 
     def accumulate(
@@ -71,8 +71,8 @@ def accumulate(
 ) -> list[tuple[float, T]]:
     """Sets the parameters' ``grad`` to the gradient of the sum of ``losses``.
 
-    Returns each loss's value and report, in order. Raises what a loss raises. ``at_once`` None:
-    one for each core, or one on a GPU.
+    Returns each loss's value and report, in order. Raises what a loss raises. With ``at_once``
+    None, one runs per core, or a single one on a GPU.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:

@@ -62,7 +62,7 @@ _OPTIMIZER = "optimizer"
 """The folder of a checkpoint with the optimizers' states."""
 
 _REMEDY = "lower trainer.learning_rate, or look at the last episodes in the records"
-"""What to do if the policy's gradient is not finite."""
+"""The remedy in the message about a policy gradient that is not finite."""
 
 Progress = dict[str, float]
 """A trainer's numbers by name: policy version, steps learned, the KL penalty's coefficient ..."""
@@ -84,10 +84,10 @@ class LocalTrainer:
         device_type: str | None = None,
         cost: LearningCost | None = None,
     ) -> None:
-        """``placement``: this process is one of several ranks, which share the models.
+        """With a ``placement``, this process is one of several ranks, which share the models.
 
-        ``device_type`` is where ranks keep their parts; None: where ``model`` is. ``cost`` tells
-        whether a step's micro-batches fit the free memory; None: their sizes stay as planned.
+        ``device_type`` is where ranks keep their parts (by default where ``model`` is). ``cost``
+        tells whether a step's micro-batches fit the free memory; without it their sizes are fixed.
         ``golden`` scores golden answers, for estimators that reward the policy's belief in them.
         """
         attention.install(model)
@@ -157,7 +157,7 @@ class LocalTrainer:
     def pack(
         self, credited_P: Sequence[Sequence[Credited]]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """See ``Trainer``; raises ``UserError`` if too little memory is left to learn them."""
+        """See ``Trainer``; raises ``UserError`` if too little memory is left to learn from them."""
         credited_P, metrics = self.unmask_observations(credited_P)
         self._fit_memory(credited_P)
         metrics |= self._micro_batches.metrics()
@@ -282,7 +282,7 @@ class LocalTrainer:
         return write
 
     def load(self, checkpoint: Path, progress: Progress) -> None:
-        """See ``Trainer``; it also raises what reading raises."""
+        """See ``Trainer``; it also passes on errors of reading."""
         restore_model(self.model, checkpoint)
         if self.critic is not None:
             restore_critic(self.critic.critic, checkpoint)

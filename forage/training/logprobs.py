@@ -172,7 +172,7 @@ def _of_logits(
 
 @cache
 def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    """``_of_logits`` in fewer passes over the logits."""
+    """Compiles ``_of_logits``, so that it passes over the logits fewer times."""
     return torch.compile(_of_logits, dynamic=True, backend=BACKEND)
 
 

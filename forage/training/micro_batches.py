@@ -107,7 +107,7 @@ class MicroBatches:
     def __init__(
         self, max_tokens: int, at_once: int | None, cost: LearningCost | None = None
     ) -> None:
-        """``at_once`` None: one for each core. Without ``cost`` the sizes stay as planned."""
+        """With ``at_once`` None, one runs per core. Without ``cost`` the sizes stay as planned."""
         self.max_tokens, self.at_once = self._planned = self._logged = max_tokens, at_once
         self._cost = cost
         self._has_moments = False

@@ -247,8 +247,8 @@ def weights_by_name(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the policy's whole weights, adapters merged, always in the same order.
 
-    Every rank must iterate over all of them, because they gather each together. ``dtype``: the
-    type in which they are gathered and returned; None: their own.
+    Every rank must iterate over all of them, because they gather each together. They are gathered
+    and returned in ``dtype``, or in their own type if it is None.
     """
     if lora.has_adapters(model):
         yield from lora.merged_weights(model, dtype)

@@ -40,7 +40,7 @@ class Watcher(Protocol):
         ...
 
     async def see(self, step: TrainingStep) -> None:
-        """Called after each step; the next begins when this returns."""
+        """Receives each finished step; the next step begins when this returns."""
         ...
 
 

@@ -37,7 +37,7 @@ class GoBack(Exception):
 
 
 class CollapseGuard:
-    """A run's sentinel, and what its alarms do."""
+    """A run's sentinel, with the reaction to its alarms."""
 
     def __init__(self, config: RunConfig, is_replay: bool = False) -> None:
         """``is_replay``: another policy sampled the episodes, so it may differ from the trainer."""

@@ -122,7 +122,7 @@ class Sentinel:
         return alarms
 
     def metrics(self) -> dict[str, float]:
-        """How many signs are beyond their limits, and how many of them for longer than patience."""
+        """The number of signs beyond their limits, and of those that have exhausted patience."""
         beyond = [state.num_beyond for state in self._states.values() if state.num_beyond]
         return {
             "sentinel/beyond": float(len(beyond)),

@@ -163,7 +163,7 @@ SIGN_NAMES = (
 
 
 def signs_of(episode: Episode) -> tuple[str, ...]:
-    """What is wrong with one episode, in words; ``vitals`` gives the shares of most of them."""
+    """Names what is wrong with one episode; ``vitals`` gives the shares of most of them."""
     turns, reward = episode.turns, episode.reward
     are_there = (
         any(turn.failure for turn in turns) or episode.status.is_failed_call,

@@ -24,7 +24,7 @@ class StopSignal:
     """Whether a signal or the caller has ended the run; used on one event loop."""
 
     def __init__(self, how_to_resume: str = "forage train ... --resume") -> None:
-        """``how_to_resume`` tells readers of the log how to continue: our exception's text."""
+        """``how_to_resume``, the exception's text, tells readers of the log how to continue."""
         self._how_to_resume = how_to_resume
         self._has_come = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -1,7 +1,8 @@
-"""How token losses are aggregated into a batch's loss.
+"""Aggregates token losses into a batch's loss.
 
 Each function returns a micro-batch's share: its sum over the whole batch's count, so that the
-shares of all micro-batches, on any number of ranks, add up to the same loss. Pure tensor functions.
+shares of all micro-batches, on any number of ranks, add up to the same loss. All are pure tensor
+functions.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ ratios too far from 1 can be rejected, with or without bounds. Names are as in s
 truncation is from https://fengyao.notion.site/off-policy-rl (TIS), the mask from IcePop
 (https://arxiv.org/abs/2510.18855).
 
-Weights are computed once per step, over the whole batch, and are constants of the loss. Pure tensor
-functions; suffix ``_M``: the sampled tokens of the batch.
+Weights are computed once per step, over the whole batch, and are constants of the loss. All are
+pure tensor functions; the suffix ``_M`` is the sampled tokens of the batch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Which tokens remain in the loss, and the rejected shares of tokens and sequences."""
+    """The tokens that remain in the loss, and the rejected shares of tokens and sequences."""
 
     is_kept_M: Tensor
     token_fraction: float

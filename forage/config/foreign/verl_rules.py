@@ -81,7 +81,7 @@ def derive(given: Given) -> Recipe:
 
 
 def _parts(given: Given) -> Recipe:
-    """GDPO's reward components; those that Forage lacks become custom functions to write."""
+    """GDPO's reward components; the user must write those that Forage lacks."""
     names = given.value("algorithm.gdpo_reward_keys") or []
     weights = given.value("algorithm.gdpo_reward_weights") or [1.0] * len(names)
     ours: Recipe = {"algorithm.advantage.parts": dict(zip_longest(names, weights))}

@@ -29,7 +29,7 @@ _MAX_CELL_CHARS = 2**27
 
 @dataclass(frozen=True, slots=True)
 class NamedColumns:
-    """Which columns of a table are the text, the title and the id.
+    """The names of the columns of a table with the text, the title and the id.
 
     If ``title`` or ``id`` is None, the column of that name is used, if the table has one.
     """

@@ -1,8 +1,8 @@
 """The published forms of question records, and how a file's form is recognised.
 
-The first row of a file decides for all its rows. The log names the form, and a file that matches
-more than one can be read by naming its form. This file has the forms whose question is not part of
-a prompt; the others are in ``chat_rows.py``. SQuAD's paragraphs also serve as a corpus.
+The first row of a file decides for all its rows. The log names the form, and the user can name the
+form of a file that matches several. This file has the forms whose question is not part of a prompt;
+``chat_rows.py`` has the rest. SQuAD's paragraphs also serve as a corpus.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def unread_keys(form: str, row: Row) -> list[str]:
 def questions_of(
     form: str, place: str, row: Row, default_id: str, file_stem: str
 ) -> Iterator[tuple[str, Question | None]]:
-    """A row's questions, each with its position: many in SQuAD's form, one in the others.
+    """A row's questions, each with its position: many in SQuAD's form, one in other forms.
 
     A question is None if it is marked as unanswerable (MuSiQue, SQuAD 2.0).
     """

@@ -75,7 +75,7 @@ class Tool:
     is_foreign: bool = False
     """Whether a server wrote the description and the parameters: a prompt shows them respelt."""
     shown: Mapping[str, Any] | None = None
-    """The parameters as a prompt shows them; None: unchanged."""
+    """The parameters as a prompt shows them; None if they are unchanged."""
 
     @property
     def schema(self) -> ToolSchema:

@@ -49,7 +49,7 @@ class EndpointClient:
     """The server of ``model.endpoint``; use it on one event loop, and close it."""
 
     def __init__(self, settings: EndpointConfig, backoff_s: float = 1.0) -> None:
-        """``backoff_s``: the wait before the first retry, doubled for each further one."""
+        """``backoff_s`` is the wait before the first retry; it doubles for each further retry."""
         key = read_key("model.endpoint", settings.key_file, settings.key_variable)
         limits = (settings.timeout_s, settings.max_retries)
         patience = Patience(*limits, backoff_s, _MAX_BACKOFF_S, is_paid=True)

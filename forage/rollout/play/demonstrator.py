@@ -43,7 +43,7 @@ _WORD = re.compile(r"\w[\w'’-]*")
 
 
 class Choice(StrEnum):
-    """What a demonstration decides to do."""
+    """The decision of a demonstration."""
 
     GOOD = "good"
     NO_SEARCH = "no_search"
@@ -142,7 +142,7 @@ class Demonstrator:
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """What a reader does: its searches in order, or its guess without a search."""
+    """The plan of a reader: its searches in order, or its guess without a search."""
 
     queries: tuple[str, ...]
     guess: str = ""

@@ -71,7 +71,7 @@ class GroupSource(Protocol):
     """Gives the loop its groups, which it plays or reads from records."""
 
     async def next_groups(self, step: int) -> StepGroups:
-        """The groups of ``step``; raises ``UserError`` if nothing can be learnt from them."""
+        """The groups of ``step``; raises ``UserError`` if they teach nothing."""
         ...
 
     def prefetched_episodes(self) -> dict[str, Episode]:
@@ -79,7 +79,7 @@ class GroupSource(Protocol):
         ...
 
     def start_over(self, kept: Mapping[str, Episode]) -> None:
-        """Prepares for any next step; ``kept``: the ``prefetched_episodes`` of a checkpoint."""
+        """Prepares for any next step; ``kept`` are the ``prefetched_episodes`` of a checkpoint."""
         ...
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class GroupsInFlight:
         credit: LearnableEpisodes,
         kept: Mapping[str, Episode] = MappingProxyType({}),
     ) -> None:
-        """``kept``: as in ``start_over``."""
+        """``kept`` is as in ``start_over``."""
         self._dynamic = config.algorithm.dynamic_sampling
         self._trainer = config.trainer
         self._max_staleness = config.rollout.max_staleness

@@ -91,7 +91,7 @@ def row_of(whole: Stored, index: int) -> Stored:
 
 
 def reshaped(whole: Stored, shape: Shape, change: Callable[[Tensor], Tensor]) -> Stored:
-    """``change`` applied to a tensor, which is always read whole."""
+    """Applies ``change`` to a tensor, which is then always read whole."""
     return Stored(shape, whole.dtype, lambda first, end: change(whole.read())[first:end])
 
 

@@ -169,7 +169,7 @@ class RestrictedUnpickler(pickle.Unpickler):
     """Reads a pickle, and calls nothing that is not listed in this file."""
 
     def __init__(self, pickled: bytes, span: Span, starts: dict[str, int]) -> None:
-        """``starts``: the first byte of each storage in the file of ``span``."""
+        """``starts`` gives the first byte of each storage in the file of ``span``."""
         super().__init__(io.BytesIO(pickled))
         self._span = span
         self._starts = starts

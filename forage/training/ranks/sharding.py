@@ -68,7 +68,7 @@ class Ranks:
     data_rank: int
     num_data_ranks: int
     writing_group: dist.ProcessGroup
-    """All ranks, for writing together during training; its collectives run on the CPU."""
+    """A group of all ranks, to write together during training; its collectives run on the CPU."""
     device: torch.device
     """The device that this rank computes on."""
     cost_of: CostOf

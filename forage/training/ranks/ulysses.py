@@ -51,7 +51,7 @@ class SequenceRanks:
         return mine, _UlyssesAttend(self, PackedAttend(starts_S1))
 
     def own_before(self, is_wanted_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Which wanted tokens this stretch predicts [M], and their positions in it [m]."""
+        """Finds which wanted tokens this stretch predicts [M], and their positions in it [m]."""
         before_M = is_wanted_N.nonzero()[:, 0] - 1
         own = self._own(len(is_wanted_N))
         is_mine_M = (before_M >= own.start) & (before_M < own.stop)

@@ -59,7 +59,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class JoinInfo:
-    """How a server's workers join the trainer's group; the first has the rank ``rank_offset``."""
+    """The data with which a server's workers join the trainer's group, from ``rank_offset`` on."""
 
     address: str
     port: int
@@ -134,7 +134,7 @@ class EngineServer(Protocol):
         ...
 
     async def misfits(self, tensors: Tensors) -> list[str]:
-        """How these tensors differ from the served model's, if the server can compare them."""
+        """These tensors' differences from the served model's, if the server can compare them."""
         ...
 
     async def join(self, info: JoinInfo) -> None:

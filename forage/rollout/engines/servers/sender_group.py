@@ -50,7 +50,7 @@ def nccl_joins(members: Sequence[Sequence[str]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Which servers' workers join the sender's group, and how."""
+    """The plan of a sender's group: which servers' workers join it, and how."""
 
     urls: tuple[str, ...]
     num_workers: tuple[int, ...]

@@ -37,9 +37,9 @@ class ServedEngine:
     def __init__(
         self, pool: ServerPool, vocabulary: int | None = None, num_ids: int | None = None
     ) -> None:
-        """``vocabulary``: the model's number of rows; ``num_ids``: rows up to the last token.
+        """``vocabulary`` is the model's number of rows, ``num_ids`` that up to the last token.
 
-        None: not checked.
+        A value that is None is not checked.
         """
         self.pool = pool
         self._vocabulary = vocabulary
@@ -166,7 +166,7 @@ class ServedEngine:
 
 
 def _why_foreign(turn: Completion, vocabulary: int | None, versions: Sequence[int]) -> str | None:
-    """Why the turn is not from the run's policy, whose ``versions`` were being served, or None."""
+    """The reason why a turn is not from the run's policy, with one of its ``versions``, or None."""
     high = math.inf if vocabulary is None else vocabulary
     for token_id in turn.token_ids_T:
         if not 0 <= token_id < high:

@@ -53,8 +53,8 @@ class ServerPool:
     ) -> None:
         """``on_failed`` is called with the URL of a failed server, to restart it.
 
-        ``lost_after_s``: how long a turn waits while no server serves. During an update it waits
-        longer, because no server can have the weights yet.
+        ``lost_after_s`` is how long a turn waits while no server serves. During an update a turn
+        waits longer, because no server can have the weights yet.
         """
         self.members = [Member(server) for server in servers]
         self.num_updates = 0

@@ -73,7 +73,7 @@ class SglangServer:
         max_connections: int,
         keeps_keys: bool = False,
     ) -> None:
-        """``keeps_keys``: turns in flight keep the keys and values of the older weights."""
+        """With ``keeps_keys``, turns in flight keep the keys and values of the older weights."""
         self.url = url
         self._pause_mode = "in_place" if keeps_keys else "retract"
         self._http = EngineHttp(url, timeout_s, update_timeout_s, max_connections)

@@ -53,7 +53,7 @@ class VllmServer:
         max_connections: int,
         keeps_base: bool = False,
     ) -> None:
-        """``keeps_base``: updates bring only adapters, so the base must survive a sleep."""
+        """With ``keeps_base``, updates bring only adapters, so the base must survive a sleep."""
         self.url = url
         self._sleep_level = 1 if keeps_base else 2
         self._http = EngineHttp(url, timeout_s, update_timeout_s, max_connections)
@@ -150,9 +150,9 @@ class VllmServer:
         await self._http.post(path, {}, "drop its cache")
 
     async def misfits(self, tensors: Tensors) -> list[str]:
-        """How these tensors differ from the served model's, one sentence each.
+        """The differences of these tensors from the served model's, one sentence each.
 
-        Empty for a server without the receiver, whose sizes ``find_faults`` compares.
+        There are none for a server without the receiver, whose sizes ``find_faults`` compares.
         """
         kwargs = {"names": tensors.names, "shapes": tensors.shapes}
         doing = "check the weights' names"
@@ -167,7 +167,7 @@ class VllmServer:
         return found[0] if isinstance(found[0], list) else [str(found[0])]
 
     async def other_base(self, columns: Columns) -> list[str]:
-        """How its base model differs from the one with these columns, one sentence each.
+        """The differences of its base model from the one with these columns, one sentence each.
 
         Columns that the server fuses or quantizes are not compared.
         """

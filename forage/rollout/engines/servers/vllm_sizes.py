@@ -27,7 +27,7 @@ _NUM_GPUS = re.compile(r"tp_size=(\d+)")
 
 
 def other_sizes(printout: str, config: PretrainedConfig) -> list[str]:
-    """How the printed model's sizes differ from those of ``config``, one sentence each."""
+    """The differences of the printed model's sizes from those of ``config``, one sentence each."""
     mine = config.get_text_config().to_dict()
     return [
         f"{name} is {size} there but {mine[name]} here"

@@ -96,7 +96,8 @@ class WeightSender:
     ) -> None:
         """``shapes``: the weights without values; ``device``: where they are sent from.
 
-        ``dtype``: the servers' dtype, since more precision would be wasted; None: the weights' own.
+        ``dtype`` is the servers' dtype, since more precision would be wasted, or None for the
+        weights'.
         """
         self._weights = weights
         self._shapes = shapes or weights
@@ -114,7 +115,7 @@ class WeightSender:
         return tensors_of(self._typed(self._shapes()))
 
     def gpu(self) -> list[str]:
-        """``name_gpu`` of the sending device."""
+        """Describes the sending device, as ``name_gpu`` does."""
         return name_gpu(self._device)
 
     def open_group(self, plan: GroupPlan) -> list[JoinInfo]:

@@ -214,7 +214,7 @@ class DiskTransport:
         load: Callable[[EngineServer, Path, str], Awaitable[None]] = load_weights,
         check: Callable[[EngineServer], Awaitable[None]] | None = None,
     ) -> None:
-        """``write`` writes what ``load`` loads; all servers must see ``folder``.
+        """``write`` writes the files that ``load`` loads; all servers must see ``folder``.
 
         ``check`` runs before a server's first load and raises ``UserError`` for another model.
         """

@@ -2,9 +2,10 @@
 
 The servers pause, take the weights and resume; every server resumes whatever happens, except one
 that is still asleep. A server serves turns only if it reports the version and computes what the
-trainer computes (``weight_check.py``). One that fails during an update is removed, and the update
-is retried with the others; one that comes back, or is late, gets the weights between two updates.
-Weights travel through a process group (vLLM with Forage's receiver) or through files.
+trainer computes (``weight_check.py``). A server that fails during an update is removed, and the
+update is retried with the other servers; a server that comes back, or is late, gets the weights
+between two updates. Weights travel through a process group (vLLM with Forage's receiver) or through
+files.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Transport(Protocol):
 class UpdateFailed(Exception):
     """An update did not reach these servers; the others may be partly updated as well.
 
-    ``why``: the message if no single server is to blame.
+    ``why`` is the message if no single server is to blame.
     """
 
     def __init__(self, failures: dict[Member, str], why: str = "") -> None:
@@ -50,7 +51,7 @@ class UpdateFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
-    """How long a failed server is left alone."""
+    """The time for which a failed server is left alone."""
 
     length_s: float
     ends_at: float
@@ -92,7 +93,7 @@ class ServerUpdates:
         """Parts that are still asleep."""
         self._version: int | None = None
         self._brought: set[str] = set()
-        """All versions so far; a restarted server reports none of them."""
+        """All versions brought so far; a restarted server reports none of them."""
 
     @asynccontextmanager
     async def updating(self, version: Callable[[], int]) -> AsyncIterator[None]:

@@ -29,7 +29,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What each layer caches: attention layers by number, recurrent layers by name."""
+    """The cache of each layer: attention layers by number, recurrent layers by name."""
 
     layers: dict[int, LayerShape]
     states: States = field(default_factory=dict)

@@ -96,7 +96,7 @@ class Drafter:
 def useful_draft_lengths(
     drafts: Sequence[Sequence[Guess]], num_tokens: int, overhead_tokens: int
 ) -> list[int]:
-    """How many guesses of each draft to include so that the pass yields most tokens per time.
+    """The number of guesses to include of each draft so that the pass yields most tokens per time.
 
     The pass computes ``num_tokens`` anyway, and each episode samples one token for certain. Its
     time is proportional to its tokens plus ``overhead_tokens``. Guesses are added by falling

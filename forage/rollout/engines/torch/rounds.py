@@ -27,7 +27,7 @@ from forage.types import Alternatives
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round sampled: one row for each slot's next token, and one per guess after it."""
+    """A round's sampled tokens: one row for each slot's next token, and one per guess after it."""
 
     slots: list[Slot]
     turns: list[PendingTurn]

@@ -109,7 +109,7 @@ def _draw(logprobs_BV: Tensor, noise_B: Tensor) -> Tensor:
 
 
 def _draw_by_blocks(logprobs_BV: Tensor, noise_B: Tensor) -> Tensor:
-    """``_draw`` with a fifth of the memory traffic: first finds the block, then the token."""
+    """Draws like ``_draw`` with a fifth of the memory traffic: finds the block, then the token."""
     mass_BV = logprobs_BV.exp()
     if missing := -mass_BV.shape[1] % _BLOCK:  # padding by 0 would copy everything
         mass_BV = pad(mass_BV, (0, missing))

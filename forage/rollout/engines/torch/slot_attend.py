@@ -40,7 +40,7 @@ class SlotAttend:
     def __init__(
         self, cache: SlotCache, laid: Sequence[Stretch], bucket: int, multiple: int = 1
     ) -> None:
-        """``multiple``: recurrent layers get single tokens padded to a multiple of this."""
+        """Recurrent layers get single tokens padded to a multiple of ``multiple``."""
         self._cache, self._laid, self._multiple = cache, laid, multiple
         singles = [stretch for stretch in laid if stretch.is_single]
         by_row = SingleRows if cache.dtype == torch.float32 else SingleTile

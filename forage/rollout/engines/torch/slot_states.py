@@ -18,7 +18,7 @@ class SlotStates:
     """Every slot's state in each recurrent layer, after the slot's last computed token."""
 
     def __init__(self, shapes: States, num_slots: int, device: torch.device) -> None:
-        """``shapes``: states of one sequence, from which shapes and dtypes are taken."""
+        """``shapes`` are the states of one sequence, from which shapes and dtypes are taken."""
         self._pools = {
             layer: {
                 kind: torch.zeros((num_slots, *one.shape[1:]), dtype=one.dtype, device=device)

@@ -15,7 +15,7 @@ from forage.environment.vocabulary import num_token_ids
 
 
 class StopTable:
-    """The bytes of every token, to find those that complete a stop string."""
+    """The bytes of every token, to find the tokens that complete a stop string."""
 
     def __init__(self, token_bytes_V: Sequence[bytes]) -> None:
         self._bytes_V = tuple(token_bytes_V)

@@ -38,10 +38,9 @@ class TorchEngine:
         num_threads: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """``max_tokens``: maximum length of an episode; ``num_threads``: None to measure the best.
+        """``max_tokens`` is the maximum length of an episode; ``num_threads`` None measures the best.
 
-        ``dtype``: the type of the model's products, and so of keys and values; None: that of the
-        weights.
+        ``dtype`` is the type of products, and so of keys and values; None is that of the weights.
         """
         attention.install(model)
         self._model = model
