@@ -1,7 +1,7 @@
 """Threads, matrix kernels and memory of this machine, chosen by short measurements.
 
-They are called once, before the first model runs. They affect speed, never results: a kernel is
-chosen only if its products are as exact as float32's.
+All this runs once, before the first model. It affects speed, never results: a kernel is chosen only
+if its products are as exact as float32's.
 """
 
 from __future__ import annotations

@@ -269,8 +269,8 @@ class Turn:
 
     ``argument`` is the query, another tool's arguments, the answer, or why the action was invalid.
     ``observation`` is "" if the episode ended with this turn. ``calls`` are the executed tool
-    calls. Seconds are wall-clock. ``has_open_thought``: the text before the turn ends in an opening
-    think tag, as some chat templates do.
+    calls. Seconds are wall-clock. ``has_open_thought`` is set if the text before the turn ends in
+    an opening think tag, as in some templates.
     """
 
     sampled: str
@@ -312,7 +312,7 @@ class Turn:
 
 
 class Status(StrEnum):
-    """How an episode ended."""
+    """The outcome of an episode."""
 
     ANSWERED = "answered"
     OUT_OF_TURNS = "out_of_turns"
@@ -464,7 +464,7 @@ class Sampling:
 
 
 class FinishReason(StrEnum):
-    """Why sampling of a turn ended."""
+    """The reason why sampling of a turn ended."""
 
     STOP = "stop"
     LENGTH = "length"

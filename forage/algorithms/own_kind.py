@@ -1,8 +1,7 @@
 """Your own estimator or loss in place of a built-in kind: ``algorithm.advantage=mine:OverBest``.
 
 It is a subclass of ``Estimator`` or ``Loss``, whose fields are keys of the section; an instance of
-one; or just a function. A recipe names it as ``module:name``; ``forage.Run`` also accepts the
-object itself.
+one; or a function. A recipe names it as ``module:name``; ``forage.Run`` also accepts the object.
 """
 
 from __future__ import annotations

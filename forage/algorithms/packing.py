@@ -53,8 +53,7 @@ def uncredited(episode: Episode) -> Credited:
 def contexts(each: Credited) -> list[Credited]:
     """The sequences an episode was sampled in, each with the columns of its own tokens.
 
-    This is only the episode itself unless its context was folded. Every sampled token is in exactly
-    one sequence.
+    An episode that was never folded is one sequence. Every sampled token is in exactly one.
     """
     parts = each.episode.contexts
     if len(parts) == 1:

@@ -94,7 +94,7 @@ def _of_new_kind(old: Tree, new: Tree, models: Models, path: str) -> Tree:
     """Drops the keys of ``old`` that the kind of ``new`` does not have, with a warning."""
     model = kinds_of(models).get(str(new.get("kind")))
     if ":" in str(new.get("kind")) and new["kind"] != old.get("kind"):
-        return {}  # a kind of the user's own shares no keys
+        return {}  # a custom kind shares no keys
     if model is None or new["kind"] == old.get("kind"):
         return old
     dropped = [key for key in old if key not in model.model_fields]

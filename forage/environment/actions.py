@@ -1,8 +1,8 @@
 """Parses a turn of the policy: a search, a call of another tool, an answer, or none of these.
 
-Parsing is pure: text in, action out. ``text`` is what the policy sampled in one turn, never the
-prompt or a passage, so nothing else can act on its behalf. The protocol (``protocol.py``) knows the
-available tools and how native calls are spelt.
+Parsing is pure. ``text`` is what the policy sampled in one turn, never the prompt or a passage, so
+nothing else can act on its behalf. The protocol (``protocol.py``) knows the available tools and how
+native calls are spelt.
 """
 
 from __future__ import annotations

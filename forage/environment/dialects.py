@@ -69,7 +69,7 @@ class Dialect:
     """Whether the prompt adds a missing question mark to a question."""
 
     def read(self, text: str, is_last: bool = False) -> Action:
-        """The action of a turn; ``is_last``: no turn follows it."""
+        """The action of a turn; ``is_last`` if no turn follows it."""
         return self.reading(text, is_last)
 
     def ends_with(self, action: Action, is_cut: bool) -> bool:
@@ -112,7 +112,7 @@ def _read_tags(is_search_first: bool, text: str, is_last: bool) -> Search | Answ
     """The action of a turn in tags, as in Search-R1.
 
     Only the text up to the first closing search tag is read. A block begins at the first opening
-    tag, even one merely mentioned. ``is_search_first``: a search counts even after an answer.
+    tag, even one merely mentioned. With ``is_search_first``, a search counts even after an answer.
     """
     del is_last
     end = text.find(SEARCH_CLOSE)

@@ -53,7 +53,7 @@ class TagsProtocol:
             self.invalid_message = dialect.invalid_message
 
     def parse(self, text: str, is_last: bool = False) -> Action:
-        """The action of a turn; ``is_last``: no turn follows it."""
+        """The action of a turn; ``is_last`` if no turn follows it."""
         if self._dialect is not None:
             return self._dialect.read(text, is_last)
         match actions.first_action(text, tuple(self._tool_of)):

@@ -18,7 +18,7 @@ from forage.types import POLICY_ORIGINS, Completion, Origin, Segment
 
 
 class Transcript:
-    """Starts with the prompt and grows by sampled segments and observations."""
+    """A record that starts with the prompt and grows by sampled segments and observations."""
 
     __slots__ = ("_context", "_notes", "segments", "token_ids")
 

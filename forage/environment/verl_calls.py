@@ -20,8 +20,9 @@ _NO_QUERIES = "Error: 'query_list' is missing, empty, or not a list in parameter
 def read_verl(is_2025: bool, limit: int | None, text: str, is_last: bool) -> Action:
     """The first call that is JSON with a name and arguments, otherwise the last answer.
 
-    ``is_last``: no turn follows, and calls are ignored. ``is_2025``: a call of an unknown tool, or
-    with arguments that are not an object, does not count. ``limit``: characters of a reply to keep.
+    With ``is_last`` no turn follows, and calls are ignored. With ``is_2025`` a call of an unknown
+    tool, or with arguments that are not an object, does not count. ``limit`` is the length of a
+    reply.
     """
     for inside in () if is_last else _between(text, Tag.TOOL_CALL.opening, Tag.TOOL_CALL.closing):
         try:

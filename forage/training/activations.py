@@ -1,16 +1,16 @@
 """Estimates the memory of learning a micro-batch: kept activations, and gradients in flight.
 
-What autograd keeps of a transformer layer is as in https://arxiv.org/abs/2205.05198, section 4.1,
+The tensors that autograd keeps of a layer are as in https://arxiv.org/abs/2205.05198, section 4.1,
 for a layer with RMS norms, grouped queries and a gated feed-forward, without dropout. Gradient
 checkpointing keeps only each layer's input and one layer's activations at a time
 (https://arxiv.org/abs/1604.06174, section 3). Numbers are of the type in which ranks compute
 (``placement.trainer.compute_dtype``), otherwise of ``model.dtype``.
 
 A layer's backward pass begins while everything its forward pass kept is still in memory, and adds
-gradients to it. Autograd frees what an operation kept once it has passed it, so the peak is at the
-product in the feed-forward: the gradients of gate, up and their product (which replaces the product
-itself), and of the layer's output. No paper counts them; ``tests/plan/test_backward_pass.py``
-compares them with what torch allocates.
+gradients to it. Autograd frees an operation's tensors once it has passed that operation, so the
+peak is at the product in the feed-forward: the gradients of gate, up and their product (which
+replaces the product itself), and of the layer's output. No paper counts them;
+``tests/plan/test_backward_pass.py`` compares them with what torch allocates.
 """
 
 from __future__ import annotations

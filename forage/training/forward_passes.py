@@ -65,7 +65,7 @@ class ForwardPasses:
     ) -> tuple[list[Credited], dict[str, float]]:
         """Fills in log-probabilities and values; returns the correction's metrics, too.
 
-        ``needs_logprobs``: the trainer's log-probabilities of the sampled tokens are needed.
+        ``needs_logprobs`` asks for the trainer's log-probabilities of the sampled tokens.
         """
         metrics: dict[str, float] = {}
         filled = list(credited)

@@ -86,7 +86,7 @@ def find_gguf(source: str) -> Path:
 def _check_readable(path: Path) -> None:
     from gguf import GGUFReader
 
-    if importlib.util.find_spec("accelerate") is None:  # transformers reads no such file without
+    if importlib.util.find_spec("accelerate") is None:  # transformers needs it for such a file
         raise ModuleNotFoundError("No module named 'accelerate'", name="accelerate")
     try:
         field = GGUFReader(path).fields.get("general.architecture")

@@ -110,7 +110,7 @@ def with_others(
 ) -> list[dict[int, Observed]]:
     """The calls, each with the next ``num_others`` observations of other questions.
 
-    The next ones are those that follow in the order of the episodes, starting over at the end.
+    They are taken in the order of the episodes, starting over after the last one.
     """
     if not gain.num_others:
         return list(calls_of)

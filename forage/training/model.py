@@ -70,9 +70,9 @@ def load_model(
 ) -> PreTrainedModel:
     """The weights of ``config.path`` on their device, adapters merged.
 
-    ``in_parts``: they are read later (``skeleton.py``), if their files allow it. ``needs_head``:
-    the files must contain the head's weights. Raises ``UserError``, which names the setting
-    ``key`` that the path comes from.
+    With ``in_parts`` they are read later (``skeleton.py``), if their files allow it. With
+    ``needs_head`` the files must contain the head's weights. Raises ``UserError``, which names the
+    setting ``key`` that the path comes from.
     """
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"model.device is {config.device!r} but torch sees no GPU; use cpu")

@@ -18,8 +18,8 @@ from forage.training.logprobs import TokenLogprobs, token_logprobs
 def check_packed(policy: TokenLogprobs, is_cast: bool = False) -> None:
     """Raises ``UserError`` if the policy's log-probabilities differ from those of transformers.
 
-    Ranks call it together, without sharing rows. ``is_cast``: products are computed in another type
-    than the weights have.
+    Ranks call it together, without sharing rows. ``is_cast`` says that products are computed in
+    another type than the weights have.
     """
     model, sequence_ranks = policy.model, policy.sequence_ranks
     policy.sequence_ranks = None

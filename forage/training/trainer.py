@@ -70,8 +70,8 @@ class Trainer(Protocol):
     def writer(self, folder: Path, is_copied: bool) -> Callable[[], None]:
         """Returns a function that writes weights and optimizer states into ``folder``.
 
-        It may run on any thread, and raises ``OSError``. ``is_copied``: it writes from a copy in
-        host memory, so that training can continue.
+        It may run on any thread, and raises ``OSError``. With ``is_copied`` it writes from a copy
+        in host memory, so that training can continue.
         """
         ...
 

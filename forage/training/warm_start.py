@@ -111,7 +111,7 @@ def warm_start(
     at_once = micro_batches.at_once
     attention.install(model)
     if next(model.parameters()).device.type == "cpu":
-        # The matrices of a small model's update are small, too.
+        # The matrices in a small model's update are too small to share between all cores.
         torch.set_num_threads(max(1, num_cores() // at_once) if at_once else 1)
     optimizers = _optimizers(model, config)
     schedules = [

@@ -43,9 +43,8 @@ class CriticConfig(Frozen):
 class Earned:
     """An episode's earnings in each turn (``_T``), before any baseline.
 
-    Fields with ``_M`` have a number per sampled token: the KL penalty, and the critic's value
-    before it, if there is a critic. ``columns`` has every column of these tokens
-    (``Credited.columns``).
+    Fields in ``_M`` have, per sampled token, the KL penalty and the critic's value before it, if
+    there is a critic. ``columns`` has every column of these tokens (``Credited.columns``).
     """
 
     rewards_T: tuple[float, ...]

@@ -97,8 +97,7 @@ class ReinforcePlusPlus(BaselineChoice, TurnRewards):
 def next_baseline(baseline: float | None, rewards: Sequence[float], decay: float) -> float | None:
     """The running baseline after a step: a mean of the old one and the step's mean.
 
-    The old baseline has the weight ``decay``. It is None before the first step, whose mean becomes
-    the first baseline; a step without trainable episodes leaves it unchanged.
+    The old one has weight ``decay``; without one, or without trainable episodes, the other counts.
     """
     if not rewards:
         return baseline

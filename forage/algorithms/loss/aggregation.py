@@ -1,8 +1,7 @@
 """Aggregates token losses into a batch's loss.
 
 Each function returns a micro-batch's share: its sum over the whole batch's count, so that the
-shares of all micro-batches, on any number of ranks, add up to the same loss. All are pure tensor
-functions.
+shares of all micro-batches, on any number of ranks, add up to the same loss. All are pure.
 """
 
 from __future__ import annotations

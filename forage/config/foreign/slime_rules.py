@@ -15,7 +15,7 @@ from forage.config.foreign.foreign_keys import (
     whole,
 )
 
-_LOSSES = {"gspo": "gspo", "cispo": "cispo"}  # the others' loss is clipped
+_LOSSES = {"gspo": "gspo", "cispo": "cispo"}  # all other kinds use a clipped loss
 _WEIGHTS, _REJECT = "algorithm.correction.weights", "algorithm.correction.reject"
 
 

@@ -115,7 +115,7 @@ def _environment(given: Given, has_tags: bool) -> Recipe:
         return ours
     turns = given.number(f"{_TURNS}.max_assistant_turns", f"{_TURNS}.max_turns")
     ours["environment.max_turns"] = int(turns or (reply or 0) // 3)  # as many as fit, in veRL
-    if not is_2025:  # its rollout of 2025 cut no reply
+    if not is_2025:  # veRL's rollout of 2025 truncated no reply
         cut = given.number(f"{_TURNS}.max_tool_response_length")
         ours["environment.max_reply_characters"] = int(cut or 256)
     return ours | _tool(given)

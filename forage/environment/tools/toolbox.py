@@ -132,7 +132,7 @@ def own_tool(thing: Any, path: str) -> Tool:
 
 
 def _description(thing: Any, function: Any, path: str) -> str:
-    """One sentence: the tool's own, or the first of its function's docstring."""
+    """The tool's own description, or the first sentence of its function's docstring."""
     text = getattr(thing, "description", None) or inspect.getdoc(function) or ""
     sentence = re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0]
     if not sentence:

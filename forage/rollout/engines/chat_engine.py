@@ -90,7 +90,7 @@ class ChatEngine:
         self, messages: tuple[Message, ...], sampling: Sampling, position: int
     ) -> dict[str, Any]:
         settings = self._client.settings
-        # Omit fields without effect: for each of them there are servers that reject it.
+        # Omit fields without effect, because each of them is rejected by some servers.
         fields: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,

@@ -88,7 +88,7 @@ class Player:
     ) -> Episode:
         """Plays one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
         setting = job.setting(self._rollout, self._seed, temperature)
-        # By the text: questions to evaluate on may have the ids of training questions.
+        # The text, because evaluation questions may have the ids of training questions.
         prompt_ids = self._prompts.get(job.question.text) or self._encode(job.question)
         return await self.environment.play(job.question, prompt_ids, setting, engine, search)
 

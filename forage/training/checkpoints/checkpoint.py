@@ -66,8 +66,8 @@ async def begin_checkpoint(
     """Starts a checkpoint; returns a function that finishes it, on any thread.
 
     Both raise ``UserError``. Finishing removes the oldest checkpoints beyond ``num_kept``.
-    ``is_copied``: write from a copy in host memory, so that training can continue. ``ahead``:
-    finished episodes of later steps, by key. ``memory``: the content of ``forage.json``.
+    ``is_copied`` writes from a copy in host memory, so that training can continue. ``ahead`` has
+    finished episodes of later steps, by key. ``memory`` is the content of ``forage.json``.
     """
     final = checkpoint_path(run_dir, state.num_steps_done)
     folder = final.parent

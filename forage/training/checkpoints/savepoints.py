@@ -97,9 +97,8 @@ class Savepoints:
         """Saves the run when its steps end, depending on the ``reason``.
 
         After the last step (None) it saves unless that step has a checkpoint. After a stop or a
-        ``UserError`` it saves if every step that the weights have taken is recorded; otherwise a
-        resumed run continues from the last checkpoint. It never saves after a collapse, rollback or
-        bug.
+        ``UserError`` it saves if every step of the weights is recorded; otherwise a resumed run
+        continues from the last checkpoint. It never saves after a collapse, rollback or bug.
         """
         if reason is None:
             if not self._is_due(self.num_steps_done):

@@ -64,7 +64,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, is_done: bool) -> None:
-        """Closes the run; ``is_done``: it has reached its end."""
+        """Closes the run; ``is_done`` if it has reached its end."""
         ...
 
 

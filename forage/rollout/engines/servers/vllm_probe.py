@@ -203,7 +203,7 @@ async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:
     try:
         (choice,) = reply["choices"]
         text, mine = str(choice["text"]), codec.decode(choice["token_ids"])
-    except (KeyError, TypeError, ValueError, OverflowError):  # the last: an id beyond 64 bits
+    except (KeyError, TypeError, ValueError, OverflowError):  # OverflowError: an id beyond 64 bits
         return [_NO_TURN]
     if reads_alike(mine, text):
         return []

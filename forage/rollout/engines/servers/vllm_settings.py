@@ -44,9 +44,9 @@ class Fault:
 class ServerNeeds:
     """The requirements of a server.
 
-    ``has_receiver``: whether it must have Forage's receiver. ``max_tokens``: an episode's budget.
-    ``codec`` and ``model`` provide the recipe's tokenizer and sizes, which are not compared without
-    them. ``lora_rank``: the rank of the adapters that it must hold in addition to its model.
+    ``has_receiver`` requires Forage's receiver. ``max_tokens`` is an episode's budget. ``codec``
+    and ``model`` provide the recipe's tokenizer and sizes, which are not compared without them.
+    ``lora_rank`` is the rank of the adapters that it must hold in addition to its model.
     ``num_alternatives`` and ``sleeps`` are the recipe's ``rollout.num_alternatives`` and
     ``placement.engine.offload``; None if no recipe is given, so that a requirement of only some
     recipes is not a fatal fault.

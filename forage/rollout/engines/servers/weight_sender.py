@@ -94,7 +94,7 @@ class WeightSender:
         is_first: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """``shapes``: the weights without values; ``device``: where they are sent from.
+        """``shapes`` are the weights without values; ``device`` is the device that sends them.
 
         ``dtype`` is the servers' dtype, since more precision would be wasted, or None for the
         weights'.

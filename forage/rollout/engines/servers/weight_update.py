@@ -3,9 +3,8 @@
 The servers pause, take the weights and resume; every server resumes whatever happens, except one
 that is still asleep. A server serves turns only if it reports the version and computes what the
 trainer computes (``weight_check.py``). A server that fails during an update is removed, and the
-update is retried with the other servers; a server that comes back, or is late, gets the weights
-between two updates. Weights travel through a process group (vLLM with Forage's receiver) or through
-files.
+other servers retry the update; a server that comes back, or is late, gets the weights between two
+updates. Weights travel through a process group (vLLM with Forage's receiver) or through files.
 """
 
 from __future__ import annotations
@@ -122,8 +121,8 @@ class ServerUpdates:
     async def _update_all(self) -> None:
         """Updates the serving servers; if there are none, as at first, all that answer.
 
-        Servers that only answer may hold another run's keys and values under the same salts, so
-        these are dropped.
+        Servers that only answer may hold another run's keys under the same salts, which are
+        dropped.
         """
         is_recomputed = self._recomputes or not self._pool.serving
         members = await self._alive(self._pool.serving or self._pool.members)

@@ -1,8 +1,7 @@
 """Slots of the episodes in flight: keys and values, the turn being sampled, cached prompts.
 
 A slot holds an episode from its prompt to its answer, so a new turn costs only the tokens of the
-last observation. This is plain state, changed by ``EngineThread`` and the forward passes that it
-runs.
+last observation. ``EngineThread`` and its forward passes change this state.
 """
 
 from __future__ import annotations

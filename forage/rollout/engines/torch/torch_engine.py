@@ -38,7 +38,7 @@ class TorchEngine:
         num_threads: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """``max_tokens`` is the maximum length of an episode; ``num_threads`` None measures the best.
+        """``max_tokens`` is an episode's maximum length; ``num_threads`` None measures the best.
 
         ``dtype`` is the type of products, and so of keys and values; None is that of the weights.
         """
