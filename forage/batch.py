@@ -26,7 +26,7 @@ class Credited:
 
     Columns start neutral (``packing.uncredited``) and each stage fills in its part. They are
     float32 [M], or bool [M] if their name begins with ``is_``; neutral values are in parentheses:
-    ``old_logprobs_M`` under the policy below the line of the loss's ratio (the sampler's),
+    ``old_logprobs_M`` of the policy that the loss's ratio divides by (the sampler's),
     ``reference_logprobs_M`` under the reference model (the old ones), ``weights_M`` that correct
     for the sampler (1), ``is_kept_M``, false where the correction rejects a token (true),
     ``values_M`` of the critic before the update (0), ``returns_M``, the critic's targets (0), and
@@ -112,7 +112,7 @@ class Tokens:
 
     @property
     def staleness_M(self) -> Tensor:
-        """The trainer's version less the one that sampled the token."""
+        """The trainer's version minus the version that sampled each token."""
         return self.trainer_version - self.versions_M.float()
 
     def moved(self, device: torch.device, trainer_version: int = 0) -> Tokens:
@@ -138,7 +138,7 @@ class Rows:
     """A micro-batch: whole episodes, packed, and what the loss needs to know about their tokens.
 
     ``is_sampled_N`` is true where the policy chose the token and no correction has rejected it;
-    ``tokens`` are these tokens. The prediction of token i is at position i - 1.
+    ``tokens`` holds only those tokens. The prediction of token i is at position i - 1.
     """
 
     packed: Packed

@@ -91,7 +91,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def loaded_objects_frozen(collects_old: bool = True) -> Iterator[None]:
-    """Excludes everything allocated so far (packages, model, data) from garbage collection inside.
+    """Exempts all objects so far (packages, model, data) from garbage collection in the context.
 
     Traversing all objects of torch and transformers took 0.3 s, ten times per minute, with the
     event loop blocked; the objects of 5,000 episodes in flight take another 0.3 s. So old objects

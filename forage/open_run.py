@@ -54,7 +54,7 @@ class RunParts:
     played: range | None
     recorded: RecordedGroups | None
     questions: StepQuestions | None
-    """None if the groups are recorded ones."""
+    """The questions of each step; None if the groups are recorded ones."""
     tokenizer: PreTrainedTokenizerFast
     player: Player
     credit: Credit
@@ -110,7 +110,7 @@ def load_parts(
 async def open_run(
     parts: RunParts, trace: Path | None = None, watcher: Watcher | None = None
 ) -> AsyncIterator[OpenRun]:
-    """Starts the engine, goes to the newest checkpoint and waits for search; closes all of it."""
+    """Starts the engine, restores the newest checkpoint and waits for search; closes all of it."""
     config, trainer, stop = parts.config, parts.trainer, watcher.stop if watcher else StopSignal()
     async with AsyncExitStack() as stack:
         trace_file = None if trace is None else stack.enter_context(closing(TraceFile(trace)))

@@ -1,8 +1,8 @@
 """The training loop: play, credit, learn, publish, after.
 
-One loop for every mode: synchronous training is staleness 0, a replay reads its groups from files,
-and a rollout-only run skips credit to publish. A step depends only on its number and the seed, so a
-resumed run takes the same steps.
+One loop serves every mode: synchronous training is staleness 0, a replay reads its groups from
+files, and a rollout-only run skips credit to publish. A step depends only on its number and the
+seed, so a resumed run takes the same steps.
 
 Who waits for whom (``>`` waits for, ``~`` on a thread, while the event loop plays episodes)::
 
@@ -70,7 +70,7 @@ def run_training(
 
 
 async def _train(parts: RunParts, trace: Path | None, watcher: Watcher | None) -> None:
-    """The loop; a rollback of the guard sends it back to an earlier step."""
+    """Runs the loop; a rollback of the guard sends it back to an earlier step."""
     async with open_run(parts, trace, watcher) as run:
         start = run.start
         while start is not None:

@@ -82,7 +82,7 @@ class Hit:
 class FailureKind(StrEnum):
     """The reason why a tool or a judge returned nothing; also names the metric that counts it.
 
-    ``RAISED``: a custom tool raised an exception.
+    ``RAISED`` means that a custom tool raised an exception.
     """
 
     TIMEOUT = "timeout"
@@ -98,7 +98,7 @@ class FailureKind(StrEnum):
 class SearchReply:
     """The result of a search: hits, best first, or a typed failure (then ``hits_K`` is empty).
 
-    ``is_switched_off``: nothing was searched, because search is disabled for the episode.
+    ``is_switched_off`` means that search is disabled for the episode, so nothing was searched.
     """
 
     hits_K: tuple[Hit, ...] = ()
@@ -474,7 +474,7 @@ class FinishReason(StrEnum):
 class Completion:
     """One sampled turn: every token the engine chose, including the stop token.
 
-    ``is_transcribed``: the server returned only text, so the tokens are our encoding of it, and
+    If it ``is_transcribed``, the server returned only text: the tokens are our encoding of it, and
     ``logprobs_T`` and ``versions_T`` are empty.
     """
 

@@ -1,7 +1,7 @@
 """Several measures of how far sampler and trainer disagree about the sampled tokens.
 
-Computed on the log-probabilities of a whole step's batch, before its first update. At staleness 0
-with the in-process engine all divergences are 0 and all ratios 1, up to rounding.
+They use the log-probabilities of a whole step's batch, before its first update. At staleness 0 with
+the in-process engine all divergences are 0 and all ratios 1, up to rounding.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ def first_fit(sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
 def estimated_flops(num_tokens: int, num_parameters: int, attention_width: int) -> float:
     """Floating-point operations of a causal forward pass over one sequence.
 
-    ``attention_width`` is layers x heads x head size. Two operations per weight and token, and four
-    per attended pair (score and sum), half the pairs being masked:
+    ``attention_width`` is layers x heads x head size. It counts two operations per weight and
+    token, and four per attended pair (score and sum); half the pairs are masked:
     https://arxiv.org/abs/2001.08361, section 2.1. A backward pass costs twice that.
     """
     return 2.0 * num_parameters * num_tokens + 2.0 * attention_width * num_tokens**2

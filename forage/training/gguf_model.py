@@ -1,8 +1,8 @@
 """Imports a GGUF file as a Hugging Face directory: weights, tokenizer, chat template, in float32.
 
-The only file that needs the package ``gguf``; transformers does the reading. GGUF is llama.cpp's
-format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Quantised weights are expanded to
-the values that they represent, so a 4-bit model becomes the same values in 32 bits.
+No other file needs the package ``gguf``; transformers does the reading. GGUF is llama.cpp's format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Quantised weights are expanded to the
+values that they represent, so a 4-bit model becomes the same values in 32 bits.
 """
 
 from __future__ import annotations

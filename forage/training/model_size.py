@@ -15,7 +15,7 @@ from forage.config.model_config import LoraConfig
 from forage.errors import UserError
 
 ADAPTER_BYTES = 4
-"""Adapters are in float32 (``training/lora.py``): smaller steps would be rounded away."""
+"""Bytes per number of an adapter: float32 keeps small optimizer steps (``training/lora.py``)."""
 BYTES = {"float32": 4, "bfloat16": 2}
 """Bytes of one number, by its type."""
 

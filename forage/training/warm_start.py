@@ -5,7 +5,7 @@ action's argument). Observations have a small weight or none, and the prompt has
 
 ``reading_accuracy`` measures on held-out demonstrations, in a second and without an engine, whether
 the model would have written what it had to find in a passage. The loss does not show this, because
-most of it is the protocol's.
+most of it comes from the protocol.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def value_loss(
 def explained_variance(values_M: Tensor, returns_M: Tensor) -> float:
     """1 - Var(return - value) / Var(return): 1 for a perfect critic, 0 for an uninformative one.
 
-    0 if all returns are equal.
+    It is 0 if all returns are equal.
     """
     variance = returns_M.double().var(unbiased=False)
     if variance == 0:

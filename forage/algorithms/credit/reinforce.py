@@ -97,7 +97,7 @@ class ReinforcePlusPlus(BaselineChoice, TurnRewards):
 def next_baseline(baseline: float | None, rewards: Sequence[float], decay: float) -> float | None:
     """The running baseline after a step: a mean of the old one and the step's mean.
 
-    The old one has weight ``decay``; without one, or without trainable episodes, the other counts.
+    The old one has the weight ``decay``. If only one of the two exists, it is the result.
     """
     if not rewards:
         return baseline

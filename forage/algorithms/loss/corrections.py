@@ -246,7 +246,7 @@ def reject_by_divergence(
     """Rejects tokens, or whole sequences, whose divergence at ``level`` is above ``high``.
 
     With d = log trainer - log sampler, a token's is d^2 / 2 (k2) or exp(d) - 1 - d (k3), both 0
-    where the two agree (http://joschu.net/blog/kl-approx.html). Names as in veRL's correction.
+    where the two agree (http://joschu.net/blog/kl-approx.html). The names are veRL's.
     """
     d_M = bounded(log_ratio_M)
     divergence_M = 0.5 * d_M.square() if form == "k2" else d_M.expm1() - d_M

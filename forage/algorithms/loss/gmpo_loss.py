@@ -37,8 +37,8 @@ def gmpo_loss(
     """-A times the geometric mean of a sequence's ratios, each clipped at exp(``bound``).
 
     With s the sign of A, a token's log ratio d counts as s min(s d, ``bound``): going further is
-    not rewarded. Returned per token, so that the mean over a sequence is its GMPO loss. Source:
-    https://arxiv.org/abs/2507.20673, equation 4, with the paper's bound of 0.4.
+    not rewarded. It is returned per token, so that the mean over a sequence is its GMPO loss.
+    Source: https://arxiv.org/abs/2507.20673, equation 4, with the paper's bound of 0.4.
     """
     sign_M = advantages_M.sign()
     pulled_M = sign_M * bounded(logprobs_M - old_logprobs_M)

@@ -40,9 +40,9 @@ def gspo_loss(
 ) -> tuple[Tensor, Metrics]:
     """The clipped surrogate with one ratio per sequence, the geometric mean of its tokens' ratios.
 
-    Returned per token (GSPO-token), so that advantages may differ within a sequence; the mean over
-    a sequence's tokens is its GSPO loss. Source: https://arxiv.org/abs/2507.18071, equations 5, 7
-    and 13.
+    It is returned per token (GSPO-token), so that advantages may differ within a sequence; the mean
+    over a sequence's tokens is its GSPO loss. Source: https://arxiv.org/abs/2507.18071, equations
+    5, 7 and 13.
     """
     log_ratio_M = logprobs_M - old_logprobs_M
     means_S = sequences.means(log_ratio_M.detach())

@@ -1,6 +1,6 @@
 """The KL penalty: how far the policy has moved from a reference model, token by token.
 
-Settings and pure functions. Suffix ``_M``: the M sampled tokens of a micro-batch.
+It has settings and pure functions. The suffix ``_M`` means the M sampled tokens of a micro-batch.
 """
 
 from __future__ import annotations

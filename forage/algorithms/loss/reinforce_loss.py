@@ -2,8 +2,8 @@
 
 Copy this file to add a loss: its settings, its formula as a pure tensor function that returns (loss
 per token, metrics per token), and ``policy_loss``, which calls it with the policy's current
-log-probabilities. Suffix ``_M``: the M trained tokens of a micro-batch. Then add a line to the
-union in ``config/algorithm_config.py``.
+log-probabilities. The suffix ``_M`` means the M trained tokens of a micro-batch. Then add a line to
+the union in ``config/algorithm_config.py``.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class EndpointClient:
     async def _raise_if_gone(self, failure: EndpointFailure) -> None:
         """Raises ``UserError`` if the server no longer answers, or answers only with failures.
 
-        If these only failed their episodes, the result of an evaluation would look like a policy
-        that knows nothing.
+        If such failures ended only their episodes, the result of an evaluation would look like a
+        policy that knows nothing.
         """
         self._num_in_a_row += 1
         is_there = failure.kind is not FailureKind.UNAVAILABLE or await self._client.is_there()

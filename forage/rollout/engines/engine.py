@@ -59,7 +59,7 @@ class IdleEngine:
         """Does nothing: no state is kept."""
 
     def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
-        """Weights may change at any time, because nothing reads them."""
+        """A context without effect: weights may always change, because nothing reads them."""
         return nullcontext()
 
     async def close(self) -> None:

@@ -137,7 +137,7 @@ class Demonstrator:
         return _as_sampled(text, self._codec, token_ids, sampling)
 
     def release(self, episode_key: str) -> None:
-        """Does nothing: no state is kept per episode."""
+        """Does nothing: this engine plays only one episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Reader:
         return completion
 
     def release(self, episode_key: str) -> None:
-        """Does nothing: no state is kept per episode."""
+        """Does nothing: this engine plays only one episode."""
 
     def _next_turn(self, observed: str) -> str:
         plan = self._plan

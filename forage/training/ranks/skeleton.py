@@ -32,9 +32,9 @@ _FILES = ("*.json", "model*.safetensors")
 def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
     """The model of a directory or hub id without its weights, which ``materialize`` reads.
 
-    None if its files do not have exactly the model's weights (another format, adapters, experts
-    that transformers fuses, missing or extra weights). Such a model must be loaded whole, which
-    also reports what is wrong.
+    Returns None if its files do not have exactly the model's weights (another format, adapters,
+    experts that transformers fuses, missing or extra weights). Such a model must be loaded whole,
+    which also reports what is wrong.
     """
     directory = directory_of(path)
     weights = stored_safetensors(directory) if directory is not None else {}

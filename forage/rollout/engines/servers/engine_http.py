@@ -34,7 +34,7 @@ class VersionSpan(BaseModel):
 
 
 class EngineHttp:
-    """Connections to one server: some for turns, some for control. All times in seconds."""
+    """Connections to one server: some for turns, some for control. Times are in seconds."""
 
     def __init__(
         self, url: str, timeout_s: float, update_timeout_s: float, max_connections: int

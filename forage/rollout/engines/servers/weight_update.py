@@ -25,7 +25,7 @@ from forage.rollout.engines.servers.weight_check import WeightCheck
 LOG = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S, _LONGEST_PAUSE_S = 1.0, 300.0
-"""The interval between two looks at waiting servers, and the longest before a failed one."""
+"""The interval between checks of waiting servers, and the longest pause after a failure."""
 _PAUSE_RATIO = 10
 """With this ratio, a server that fails by hanging takes at most a tenth of the run's time."""
 _MAX_ATTEMPTS, _MAX_RESUMES = 3, 2
@@ -57,7 +57,7 @@ class _Pause:
 
     @classmethod
     def after(cls, before: _Pause | None, took_s: float) -> _Pause:
-        """Twice the previous pause, and long compared with the last update's duration."""
+        """A pause twice as long as the previous one, and long compared with the last update."""
         doubled = min(2 * before.length_s, _LONGEST_PAUSE_S) if before else _LOOK_AGAIN_S
         length_s = max(doubled, _PAUSE_RATIO * took_s)
         return cls(length_s, monotonic() + length_s)
@@ -78,9 +78,8 @@ class ServerUpdates:
         sleeps: bool = False,
         check: WeightCheck | None = None,
     ) -> None:
-        """``recomputes``: turns in flight recompute keys and values with the new weights.
-
-        ``sleeps``: servers release their memory while weights change. ``check`` compares each
+        """With ``recomputes``, turns in flight recompute keys and values with the new weights. With
+        ``sleeps``, servers release their memory while weights change. ``check`` compares each
         server with the trainer after an update; None skips this.
         """
         self._pool = pool

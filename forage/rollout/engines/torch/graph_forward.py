@@ -43,7 +43,7 @@ class SlotAttention(Protocol):
         positions_S: Tensor,
         scale: float,
     ) -> Tensor:
-        """[S, H, D] for one new token per slot; none if the position is the scratch one."""
+        """Returns [S, H, D] for one new token per slot; a slot at the scratch position has none."""
         ...
 
     def attend_blocks(

@@ -44,7 +44,8 @@ def draft(
 ) -> list[list[int]]:
     """Drafts each slot's next tokens, as many as make the longer pass worthwhile.
 
-    At most ``most`` per slot; none if the pass takes no drafts (``overhead_tokens`` None).
+    It drafts at most ``most`` per slot, and none if the pass takes no drafts (``overhead_tokens``
+    None).
     """
     if overhead_tokens is None or most == 0:
         return [[] for _ in slots]

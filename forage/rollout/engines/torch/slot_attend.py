@@ -108,7 +108,7 @@ class SingleRows:
     def attend(
         self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, scoring: Scoring
     ) -> Tensor:
-        """[R, H, D] for scaled queries of the same shape; stores the keys and values."""
+        """Returns [R, H, D] for scaled queries of the same shape; stores the keys and values."""
         keys_SKDL = self._cache.keys[layer].numpy()
         values_SKLD = self._cache.values[layer].numpy()
         keys_SKDL[self._slots_R, :, :, self._positions_R] = key_RKD.numpy()
@@ -141,7 +141,7 @@ class SingleTile:
     def attend(
         self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, scoring: Scoring
     ) -> Tensor:
-        """[R, H, D] for scaled queries of the same shape; stores the keys and values."""
+        """Returns [R, H, D] for scaled queries of the same shape; stores the keys and values."""
         query, key, value = (self._in_their_slots(rows) for rows in (query_RHD, key_RKD, value_RKD))
         are_scaled = replace(scoring, scaling=1.0)
         return self._decode(layer, query, key, value, are_scaled)[self._rows_R, 0]
@@ -155,8 +155,8 @@ class SingleTile:
 class LongStretch:
     """Attention of several new tokens of one slot over its cache and themselves.
 
-    Two matrix products with rounded-up shapes, so that few different shapes occur: creating the
-    kernel for a new shape takes longer than running it.
+    It uses two matrix products with rounded-up shapes, so that few different shapes occur: creating
+    the kernel for a new shape takes longer than running it.
     """
 
     def __init__(self, cache: SlotCache, stretch: Stretch, bucket: int) -> None:
@@ -171,7 +171,7 @@ class LongStretch:
     def attend(
         self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scoring: Scoring
     ) -> Tensor:
-        """[T, H, D] for scaled queries of the same shape; stores the keys and values."""
+        """Returns [T, H, D] for scaled queries of the same shape; stores the keys and values."""
         span = slice(self._stretch.start, self._stretch.end)
         keys_KDL = self._cache.keys[layer][self._stretch.slot]
         values_KLD = self._cache.values[layer][self._stretch.slot]

@@ -27,7 +27,7 @@ from forage.types import Completion, EngineError, Sampling
 
 
 class TorchEngine:
-    """Samples turns with a transformers model in this process; see the module for how."""
+    """Samples turns with a transformers model in this process; see the module docstring."""
 
     def __init__(
         self,
