@@ -1,6 +1,6 @@
 """The settings of ``sentinel``: signs of a collapse, their thresholds, and what an alarm does.
 
-``watch/sentinel.py`` watches. docs/sentinel.md explains each sign.
+``watch/sentinel.py`` watches the signs. docs/sentinel.md explains each sign.
 """
 
 from __future__ import annotations

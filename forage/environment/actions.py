@@ -105,8 +105,8 @@ def parse_action(text: str) -> Search | Answer | Invalid:
 def first_action(text: str, tools: Sequence[str]) -> tuple[str, str] | Invalid:
     """The name and the stripped contents of the first complete block of a tool or an answer.
 
-    Uses plain searches rather than a regular expression, which takes quadratic time on a turn full
-    of opening tags: if the first opening tag of a kind is never closed, no later one is.
+    It uses plain searches rather than a regular expression, which takes quadratic time on a turn
+    full of opening tags: if the first opening tag of a kind is never closed, no later one is.
     """
     names = (*tools, Tag.ANSWER.value)
     blocks = [

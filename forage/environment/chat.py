@@ -1,9 +1,9 @@
 """Reads from a tokenizer's chat template what it writes between one sampled turn and the next.
 
 The template is rendered once around placeholders, and the text between them is kept as tokens: the
-end of the turn, the header of the next message, the start of the assistant's. Turns are never
-rendered again: a template may trim them, strip their reasoning or spell them differently, and the
-sampled tokens would be lost.
+end of the turn, the header of the next message, the start of the assistant's message. Turns are
+never rendered again: a template may trim them, strip their reasoning or spell them differently, and
+the sampled tokens would be lost.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Glue:
 def derive_glue(
     codec: Codec, role: Literal["user", "tool"], tools: Sequence[ToolSchema] = ()
 ) -> Glue:
-    """Reads the glue off the chat template; raises ``UserError`` if it renders no such message."""
+    """Reads the glue off the chat template; raises ``UserError`` if there is no such message."""
     rendered = render(
         codec.tokenizer,
         [

@@ -38,9 +38,9 @@ class Frame:
     """Our own tokens around the body of an observation.
 
     ``closing_after_line`` is ``closing`` without its initial line break, for a body that ends in
-    one: encoded with the text before it, as the model would. ``is_json``: the body is inside a JSON
-    string, and is escaped for it. ``is_one_piece``: a body that fits is encoded together with the
-    tokens around it.
+    one: the break is encoded with the text before it, as the model would. If it ``is_json``, the
+    body is inside a JSON string, and is escaped for it. If it ``is_one_piece``, a body that fits is
+    encoded together with the tokens around it.
     """
 
     opening: tuple[int, ...]

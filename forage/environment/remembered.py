@@ -1,8 +1,8 @@
 """Records what a model was trained with: prompt, protocol, dialect and tools.
 
-The file is next to the model's config. Whatever writes a trained model (a checkpoint, an export, a
-warm start) writes it; ``train``, ``eval`` and ``play`` take settings missing from a recipe from it,
-because a policy prompted differently than in training answers nonsense.
+The file is next to the model's config. Checkpoints, exports and warm starts write it with the
+model. If a recipe leaves settings out, ``train``, ``eval`` and ``play`` take them from it, because
+a policy prompted differently than in training answers nonsense.
 """
 
 from __future__ import annotations

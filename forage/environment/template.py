@@ -73,8 +73,8 @@ class PromptTemplate:
     def with_tools(self, protocol: TurnProtocol) -> PromptTemplate:
         """The template with a line per tool; raises ``UserError``.
 
-        The slot ``{tools}`` gets the lines of all tools. Without it, those of tools other than
-        search are put before the question; with only search, nothing changes.
+        The slot ``{tools}`` gets the lines of all tools. Without that slot, the lines of tools
+        other than search are put before the question; with only search, nothing changes.
         """
         if TOOLS_SLOT in self.text:
             lines = " ".join(map(protocol.prompt_line, protocol.tools))

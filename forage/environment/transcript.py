@@ -54,7 +54,7 @@ class Transcript:
         self._append(Segment(Origin.OBSERVATION, tuple(token_ids)))
 
     def folded(self, num_kept: int) -> Transcript:
-        """A transcript that archives observations with a note, all but the last ``num_kept``."""
+        """A transcript with all noted observations archived except the last ``num_kept``."""
         archived = list(self._notes)[: max(len(self._notes) - num_kept, 0)]
         if not archived:
             return self

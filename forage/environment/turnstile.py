@@ -13,7 +13,7 @@ from collections import deque
 
 
 class Turnstile:
-    """All waiters must be on one event loop; it can be used on another loop afterwards."""
+    """A limit for waiters on one event loop; it can be used on another loop afterwards."""
 
     def __init__(self, num_at_once: int) -> None:
         """``num_at_once`` callers pass per round of the loop."""

@@ -1,4 +1,4 @@
-"""Parses a turn as veRL does: the first readable call precedes any answer.
+"""Parses a turn as veRL does: the first readable call counts, even after an answer.
 
 The rules are those of ``verl/experimental/agent_loop`` (``tool_parser.py``, ``tool_agent_loop.py``)
 and ``verl/tools/search_tool.py``. A failed call gets a reply, and the episode continues.

@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = frozenset(("position_ids", "use_cache", "output_attentions"))
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """A layer's way from products of queries and keys to scores.
+    """The rule by which a layer turns products of queries and keys into scores.
 
     ``window`` is the number of keys that a query sees, including its own token's; ``softcap`` c
     maps a score s to c tanh(s / c); ``sinks_H`` are the scores of a key without a value, one per

@@ -59,7 +59,7 @@ def raise_if_apart(
 ) -> None:
     """Raises ``UserError`` if log-probabilities differ by more than rounding explains.
 
-    ``is_cast``: the caller's ranks compute products in a different dtype than the weights'.
+    With ``is_cast``, the caller's ranks compute products in a different dtype than the weights'.
     """
     difference = float((seen - expected).abs().max())
     is_exact = next(model.parameters()).dtype in _EXACT and not _multiplies_in_half(model)

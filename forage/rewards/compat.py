@@ -153,7 +153,7 @@ def _table_score(text: str, golden_answers: Golden, settings: OriginalSettings) 
 
 
 def _is_match(answer: str, golden_answers: Golden, is_cover: bool) -> bool:
-    """Also matches golden answers that normalise to nothing: "" equals "The"."""
+    """Whether an answer matches; golden answers that normalise to nothing do, too: "" is "The"."""
     golden = [golden_answers] if isinstance(golden_answers, str) else golden_answers
     normal = normalize_answer(answer)
     if is_cover:

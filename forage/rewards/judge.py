@@ -53,7 +53,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 class JudgeCache:
     """Replies on disk by key, so that the same question is paid for only once across all runs.
 
-    One SQLite file, which several processes may share. Failures are not stored.
+    It is one SQLite file, which several processes may share. Failures are not stored.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:

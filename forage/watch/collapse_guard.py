@@ -40,7 +40,7 @@ class CollapseGuard:
     """A run's sentinel, with the reaction to its alarms."""
 
     def __init__(self, config: RunConfig, is_replay: bool = False) -> None:
-        """``is_replay``: another policy sampled the episodes, so it may differ from the trainer."""
+        """With ``is_replay``, the sampling policy may legitimately differ from the trainer's."""
         self._config = config
         self._is_replay = is_replay
         self.remember(())

@@ -218,7 +218,7 @@ _SIGNS = (
 
 @cache
 def _searches_sign(name: str) -> Sign:
-    """A question needs as many searches as it has hops, or one if its hops are unknown."""
+    """The sign of searches: a question needs as many as it has hops, or one if hops are unknown."""
     num_hops = name.removeprefix(_HOPS) if name.startswith(_HOPS) else ""
     which = f" on questions of {num_hops} hops" if num_hops else ""
     return Sign(

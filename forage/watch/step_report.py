@@ -180,8 +180,8 @@ def signs_of(episode: Episode) -> tuple[str, ...]:
 def _repetition(episode: Episode) -> float:
     """The share of the episode's 4-token runs that occurred before in the same turn.
 
-    Tokens ``1 2 3 4 1 2 3 4`` in one turn: five runs, of which the last repeats the first, hence
-    1/5. Text shared between turns does not count: each turn restates what is wanted.
+    Tokens ``1 2 3 4 1 2 3 4`` in one turn have five runs, of which the last repeats the first: 1/5.
+    Text shared between turns does not count: each turn restates what is wanted.
     """
     sampled = [s.token_ids_T for s in episode.segments if s.origin is Origin.SAMPLED]
     runs = [[ids[i : i + _NGRAM] for i in range(len(ids) - _NGRAM + 1)] for ids in sampled]

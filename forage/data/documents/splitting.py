@@ -93,7 +93,7 @@ def passages_of(documents: Iterable[OwnDocument], window: Window) -> Iterator[Pa
 def _windows(spans: Spans, window: Window) -> list[tuple[int, int]]:
     """The (start, end) characters of each passage.
 
-    Five words, windows of 3 that share 1: words 0 to 2, then 2 to 4.
+    Five words in windows of 3 that share 1 give words 0 to 2, then 2 to 4.
     """
     step = window.size - window.overlap
     last = max(len(spans) - window.overlap, 1)

@@ -1,4 +1,4 @@
-"""``forage data prepare``: published question sets combined into one file, verified and resumable.
+"""``forage data prepare``: combines published question sets into one verified file; can resume.
 
 Each set is streamed from the hub (or a local copy) into a part file next to the result; only this
 file imports ``datasets``. An interrupted part resumes after its last whole line, and a complete

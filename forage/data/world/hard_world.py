@@ -4,7 +4,8 @@ Entities and names are drawn as in ``encyclopedia.py``, whose easy world is unch
 states each fact in a separate sentence, in shuffled order. Questions of every family alternate;
 ``data_source`` names the family (``world-3``, ``world-number``, ``world-comparison``,
 ``world-nothing``), so that evaluations can separate them. A search that drops passages or shows
-namesakes first is configured at the client (``search.noise``), a cost of searching in the reward.
+namesakes first is configured at the client (``search.noise``), and a cost of searching in the
+reward.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class GroupsInFlight:
         return started
 
     async def _run(self, job: Job) -> Episode:
-        """Plays and scores one episode; episodes get room in the order they were started."""
+        """Plays and scores one episode; the order of starting is the order of playing."""
         if (kept := self._kept.pop(job.key, None)) is not None:
             return kept
         async with self._room:

@@ -1,9 +1,9 @@
 """The groups of training steps, read from episode files instead of played.
 
-A run that learns from them takes the same updates as the run that recorded them: the records have
-all tokens, log-probabilities, versions, rewards and choices of groups. A run learns from other
-runs' records, such as those of ``forage train --rollout-only``, in the same way. This needs neither
-an engine nor a search, and scores nothing again.
+A run that learns from recorded groups takes the same updates as the run that recorded them: the
+records have all tokens, log-probabilities, versions, rewards and choices of groups. Runs can learn
+from any records, such as those of ``forage train --rollout-only``. This needs neither an engine nor
+a search, and scores nothing again.
 """
 
 from __future__ import annotations

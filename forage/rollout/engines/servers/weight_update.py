@@ -78,8 +78,9 @@ class ServerUpdates:
         sleeps: bool = False,
         check: WeightCheck | None = None,
     ) -> None:
-        """With ``recomputes``, turns in flight recompute keys and values with the new weights. With
-        ``sleeps``, servers release their memory while weights change. ``check`` compares each
+        """With ``recomputes``, turns in flight recompute keys and values with the new weights.
+
+        With ``sleeps``, servers release their memory while weights change. ``check`` compares each
         server with the trainer after an update; None skips this.
         """
         self._pool = pool
