@@ -37,7 +37,7 @@ _LONGEST_CACHED = 4096
 _CACHED_FIXED_TEXTS = 256
 _MAX_ROUNDS = 8
 _TAIL = 16
-"""Enough tokens for a tag and the white space after it."""
+"""A number of tokens that suffices for a tag and the white space after it."""
 
 
 class Codec:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class StopSignal:
-    """Whether a signal or the caller has ended the run; used on one event loop."""
+    """The request of a signal or the caller to end the run; used on one event loop."""
 
     def __init__(self, how_to_resume: str = "forage train ... --resume") -> None:
         """``how_to_resume``, the exception's text, tells readers of the log how to continue."""

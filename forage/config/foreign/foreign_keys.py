@@ -134,7 +134,7 @@ class ForeignTrainer:
     derive: Callable[[Given], Recipe]
     """The settings that follow from several keys together."""
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    """The trainer's own defaults that differ from ours, as its keys."""
+    """The trainer's own defaults that differ from ours, under its keys."""
 
     def find(self, name: str) -> ForeignKey | None:
         """The row of a key; if several patterns match, the longest pattern's."""

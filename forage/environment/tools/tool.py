@@ -53,7 +53,7 @@ class ToolReply:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Something the policy may call.
+    """A tool that the policy may call.
 
     ``parameters`` is a JSON schema of an object. ``run`` gets the arguments and the episode's
     retriever, and returns a failure as a reply, never as an exception. If ``timeout_s`` or

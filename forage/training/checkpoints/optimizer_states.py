@@ -1,4 +1,4 @@
-"""AdamW, and its state for each weight, by the weight's name, in memory and on disk.
+"""Creates AdamW, and keeps its state by the weight's name, in memory and on disk.
 
 The files are a distributed checkpoint of torch. Every rank writes the parts that it holds and reads
 the parts that it needs, so what four ranks wrote can be read by one process or by three. A single

@@ -25,7 +25,7 @@ class RunState:
     baseline: float | None = None
     """The running baseline of the advantages; None for estimators without one."""
     settings: str = ""
-    """A checksum of the settings that its episodes depend on."""
+    """A checksum of the settings that the run's episodes depend on."""
     position: int | None = None
     """The number of questions used so far; None if the run replays recorded episodes."""
     run_id: str = ""

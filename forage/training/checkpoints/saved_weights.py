@@ -45,7 +45,7 @@ class SavedPart:
     def __init__(
         self, folder: Path, stem: str, weights: NamedWeights, ranks: Ranks | None, copy: bool
     ) -> None:
-        """``copy``: copy the weights to host memory now; otherwise they are read when written."""
+        """``copy`` copies the weights to host memory now; otherwise they are read when written."""
         each = list(weights)
         # peft and servers expect adapters in one file.
         self._files = WeightFiles(folder, stem, each, in_one_file=stem == ADAPTERS)

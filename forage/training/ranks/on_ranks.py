@@ -30,7 +30,7 @@ class Called(Protocol[T_co]):
 
 
 class OnRanks(Called[T_co], Protocol[T_co]):
-    """Objects from which others can be made."""
+    """Objects on the ranks, from which further objects can be made."""
 
     def make(self, make: Callable[[T_co], S]) -> OnRanks[S]:
         """Creates another object on each rank from this one; ``make`` must be picklable."""
@@ -38,7 +38,7 @@ class OnRanks(Called[T_co], Protocol[T_co]):
 
 
 class InProcess(Generic[T]):
-    """An object in this process, as the only rank's."""
+    """An object in this process, which is the only rank."""
 
     def __init__(self, own: T) -> None:
         self._own = own

@@ -1,4 +1,4 @@
-"""Trackers other than TensorBoard: they get each step's metrics, a table of episodes, the result.
+"""Sends each step's metrics, a table of episodes and the result to trackers beyond TensorBoard.
 
 Each is a file in this folder, which wraps its package, and a line in ``_open``. A tracker's id for
 the run is stored in the run's directory, so that a resumed run continues under it; steps that are

@@ -160,7 +160,7 @@ class SenderGroup:
 
 @contextmanager
 def _failures_are_raised() -> Iterator[None]:
-    """NCCL groups created inside this block raise errors instead of aborting the process.
+    """Makes NCCL groups created inside this block raise errors instead of aborting the process.
 
     torch reads the environment variable when it creates a group, and has no other option for it.
     """

@@ -44,7 +44,7 @@ class CacheShape:
 
 @torch.no_grad()
 def cache_shape(model: PreTrainedModel) -> CacheShape:
-    """Returns the shape of what ``model`` caches per token."""
+    """Returns the shape of the cache of ``model`` for a token."""
     recorder = _Recorder()
     ids_12 = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
     positions_12 = torch.arange(2, device=ids_12.device)[None]
