@@ -77,9 +77,9 @@ class ThisMachine:
 async def open_servers(
     config: RunConfig, hosts: Callable[[], Sequence[ServerHost]]
 ) -> AsyncIterator[Addresses | None]:
-    """The servers that ``placement.engine`` names, or new ones on ``hosts``; None without servers.
+    """Yields the addresses of ``placement.engine``'s servers, or of new ones on ``hosts``, or None.
 
-    Raises ``UserError`` if one cannot be started.
+    Starts new servers if the recipe asks for them; raises ``UserError`` if one cannot be started.
     """
     engine = config.placement.engine
     if engine.kind == "torch":

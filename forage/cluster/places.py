@@ -1,7 +1,7 @@
 """Places a run's ranks and servers on this machine or on a Ray cluster.
 
-``open_places`` is called once, before the trainer, which starts its ranks through the result, as
-``open_servers`` does with its servers.
+``open_places`` is called once, before the trainer is opened. The trainer starts its ranks through
+the result, and ``open_servers`` its servers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LocalPlaces:
         """One host per server that the run starts."""
         placement, inherited = self._config.placement, dict(os.environ)
         number, size = placement.num_servers, placement.engine.tensor_parallel
-        if placement.num_nodes > 1:  # an evaluation, on this machine, of a recipe for several
+        if placement.num_nodes > 1:  # an evaluation of a recipe for several machines
             number = min(number, placement.gpus_per_node // size)
         first = max(0, placement.gpus_per_node - placement.own_gpus) if placement.own_gpus else 0
         names = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
@@ -121,7 +121,7 @@ class RayPlaces:
         return self._hosts
 
     def _places_of_ranks(self, number: int, size: int) -> list[tuple[int, list[str] | None]]:
-        """A rank's place for each server, with the GPUs of the ranks that it shares them with."""
+        """For each server, a rank whose place it uses and the GPUs of all ranks that it shares."""
         assert self._ranks is not None, "the trainer is opened first"
         spots, bundles = self._ranks.spots, self._ranks.bundles
         if not self._on_gpus:

@@ -86,7 +86,7 @@ class Actor:
     """An object in its own process on some machine, whose methods run one after another."""
 
     def __init__(self, kind: type, group: Any, index: int, bundle: Bundle) -> None:
-        """Creates an object of ``kind`` in the group's bundle ``index``, using ``bundle`` of it."""
+        """Creates a ``kind`` object in the group's bundle ``index``, using ``bundle`` of it."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -119,7 +119,7 @@ class Actor:
 
 
 class OnRay:
-    """The method that every actor has."""
+    """Provides the method that every actor has."""
 
     def spot(self) -> Spot:
         """Returns where this process runs."""
@@ -167,7 +167,7 @@ def connect(cluster: RayCluster) -> str:
             else:
                 join_ray(address, **quietly)
             break
-        except Exception as error:  # several undocumented kinds
+        except Exception as error:  # ray.init raises several undocumented kinds
             ray.shutdown()
             if not tries_left:
                 raise UserError(f"cannot use Ray at {address}: {error}") from error

@@ -1,8 +1,8 @@
 """Runs a trainer's ranks as Ray actors, on one or several machines.
 
 As with the rank processes of one machine, every call goes to all ranks, rank 0's result is
-returned, and a rank that fails or dies ends all. Ranks are numbered machine by machine, so that
-neighbours, over which matrices are sharded, share a machine.
+returned, and a rank that fails or dies ends all ranks. Ranks are numbered machine by machine, so
+that neighbours, over which matrices are sharded, share a machine.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
     dtype = config.placement.dtype_of_servers(config.model)
     command += ["--dtype", dtype, "--max-model-len", str(longest)]
     command += ["--tensor-parallel-size", str(engine.tensor_parallel)]
-    # Route for token ids; log-probabilities after temperature; no defaults from the model.
+    # A route for token ids, log-probabilities after temperature, and no defaults from the model.
     command += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
     command += ["--generation-config", "vllm"]
     command += ["--worker-extension-cls", "forage_receiver.Receiver"]
@@ -59,7 +59,7 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
 def server_environment(
     config: RunConfig, num_servers: int, gpus: Sequence[str] | None, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The server's environment: ours plus the receiver's folder, its routes' flags and its GPUs."""
+    """Ours plus the receiver's folder, the flags of its routes, and the server's GPUs."""
     environment = {**inherited, "PYTHONPATH": str(shipped("plugins"))}
     if gpus is not None and config.model.device != "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -1,7 +1,7 @@
 """``forage bench``: measures how fast a search server answers many simultaneous clients.
 
-Closed loop, like a rollout: each client sends one query per request, waits for the reply and sends
-the next. It works with any server that answers ``POST /retrieve``.
+The load is a closed loop, like a rollout: each client sends one query per request, waits for the
+reply and sends the next. It works with any server that answers ``POST /retrieve``.
 """
 
 from __future__ import annotations

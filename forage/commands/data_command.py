@@ -109,7 +109,7 @@ def _question_file(text: str) -> Path:
 
 
 def _reward(text: str) -> float:
-    """Reads a number that is not NaN: every episode would pass the bound NaN."""
+    """Reads a number; refuses NaN, because every episode would pass it as a bound."""
     try:
         value = float(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """``forage demo``: the whole pipeline on this machine, from random weights to a searching model.
 
-It runs what the commands data world, index, serve, new, sft, eval, train and eval run, and writes a
-report.
+It does what the commands data world, index, serve, new, sft, eval, train and eval do, in this
+order, and writes a report.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def check_recipes(
             for remedy in check.remedies:  # whole lines, for copying
                 console.print(f"  {remedy}", markup=False, highlight=False, soft_wrap=True)
         return all(check.is_ready for check in checks)
-    names = [name for name in recipes() if name != "cpu/small"]  # the base of the twins
+    names = [name for name in recipes() if name != "cpu/small"]  # only a base for others
     checks = [doctor.check(config) for config in (*configs, *map(Path, names))]
     console.print(overview(checks))
     console.print("For what is missing and how to fix it: [bold]forage doctor RECIPE[/bold]")

@@ -123,7 +123,7 @@ def _value_of(kinds: list[Any]) -> dict[str, Any]:
 
 
 def _parts(kind: Any) -> list[Any]:
-    """``Literal["a", "b"] | None`` becomes ``"a"``, ``"b"`` and None's type."""
+    """Splits a type: ``Literal["a", "b"] | None`` becomes ``"a"``, ``"b"`` and None's type."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     return [part for one in get_args(kind) for part in _parts(one)] or [kind]
@@ -212,8 +212,8 @@ def _encoder_choice(args: Namespace) -> EncoderChoice:
 def _settings(args: Namespace, backend: str, may_read_less: bool = False) -> Any:
     """The settings of a backend from the options given; raises ``UserError``.
 
-    An option that the backend does not use is an error, unless it is one of several that
-    ``may_read_less``.
+    An option that the backend does not use is an error, unless ``may_read_less`` and another
+    backend of the same kind uses it.
     """
     from pydantic import ValidationError
 

@@ -1,7 +1,7 @@
 """``forage new``: creates a small model with random weights and a tokenizer for a corpus.
 
-For experiments that start from random weights, such as the demo. The result is an ordinary Hugging
-Face directory, which every other command accepts as ``model.path``.
+It is for experiments that start from random weights, such as the demo. The result is an ordinary
+Hugging Face directory, which every other command accepts as ``model.path``.
 """
 
 from __future__ import annotations

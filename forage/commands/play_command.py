@@ -148,7 +148,7 @@ async def _questions(console: Console, question: str | None) -> AsyncIterator[st
         yield question
         return
     is_chat = sys.stdin.isatty()
-    # On a separate thread, so that Ctrl-C finds the event loop running.
+    # Reads on a separate thread, so that Ctrl-C finds the event loop running.
     read = make_async(lambda prompt: _read_line(console, prompt if is_chat else None))
     while line := await read("[bold]question>[/bold] "):
         if line.strip():

@@ -1,9 +1,9 @@
 """Fits the steps and questions of ``forage real`` into its time, by measuring this machine.
 
 A quarter of the time goes to the warm start, slightly less than half to training, the rest to the
-evaluations. Each phase gets what the phases before it have left: the questions are chosen after the
-warm start, the training steps after the first evaluations. The choices and the seconds of each
-phase are saved (``real.json``), so that a continued run has the same steps and questions.
+evaluations. Each phase is fitted to the time that earlier phases have left: the questions are
+chosen after the warm start, the training steps after the first evaluations. The choices and the
+seconds of each phase are saved (``real.json``), so that a continued run repeats the same choices.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ WARM_START, LEARNING, EVALUATIONS = 0.25, 0.44, 0.25
 """Shares of the time; the rest (``_SPARE``) is for the index, the model and checkpoints."""
 _SPARE = 1 - WARM_START - LEARNING - EVALUATIONS
 _EPISODES_A_QUESTION = 2 * (4 + 4)
-"""Greedy in four arms plus four samples, before and after training."""
+"""Episodes per question: greedy in four arms plus four samples, before and after training."""
 _PASSES_TO_PLAY = 1.5
 """Cost of playing an episode in forward passes over its tokens: some are sampled one by one."""
 _NUM_MEASURED = 8
 _FEWEST_QUESTIONS, _FEWEST_STEPS = 16, 2
 _MOST_QUESTIONS, _MOST_WARM, _MOST_STEPS = 774, 400, 400
 _SMALL_MODEL = 40_000_000
-"""Below this many bytes of weights, matrix products do not dominate the time."""
+"""The bytes of weights below which matrix products do not dominate the time."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class RunNotes:
             self.save()
 
     def choose_given(self, **numbers: int | None) -> None:
-        """Chooses the user's numbers; raises ``UserError`` if the run already has another one."""
+        """Saves the numbers that the user gave; raises ``UserError`` if the run has others."""
         for name, number in numbers.items():
             if number is not None and self.chosen.get(name, number) != number:
                 option = "--questions" if name == "num_questions" else f"--{name.replace('_', '-')}"
@@ -198,7 +198,7 @@ def choose_questions(play_s: float, left_s: float) -> int:
 def slowdown(notes: RunNotes, num_learnt: int, minutes: float) -> float:
     """How many times as long as measured the warm start took; 1 if it was no slower.
 
-    Loading and demonstrations take some minutes of it, however few steps there are.
+    Loading and demonstrations take some minutes, however few steps there are.
     """
     expected_s = max(num_learnt * notes.measured["learn_s"], WARM_START * 60 * minutes)
     return max(1.0, notes.seconds["warm start"] / expected_s)

@@ -1,8 +1,8 @@
 """``forage real``: trains a real language model to search real passages, on this machine.
 
-It runs what the commands import-gguf, index, serve, sft, eval, train and eval run, and writes a
-report. Repeated with the same ``--out``, it continues where it was stopped. ``real_budget.py``
-measures how many steps and questions fit the time.
+It does what the commands import-gguf, index, serve, sft, eval, train and eval do, in this order,
+and writes a report. Repeated with the same ``--out``, it continues where it was stopped.
+``real_budget.py`` measures how many steps and questions fit the time.
 """
 
 from __future__ import annotations

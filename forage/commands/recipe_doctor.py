@@ -54,7 +54,7 @@ class RecipeDoctor:
         try:
             config = load_config(path)
             config.check_trainable()
-            # ``model.path`` is a directory on this machine, or may be a hub id.
+            # ``model.path`` is a directory on this machine, or could be a hub id.
             model = config.model.path
             is_findable = Path(model).is_dir() or _HUB_ID.fullmatch(model)
             plan = make_plan(config) if is_findable else None
@@ -245,7 +245,7 @@ async def _probe_vllm(url: str, wanted: ServerNeeds) -> str | None:
 
 
 async def _probe_http(url: str, path: str) -> str | None:
-    """Whether anything answers there; a refusal for lack of a key is an answer too."""
+    """Why nothing answers there, or None; a refusal for lack of a key is an answer too."""
     from forage.remote.json_server import JsonServer
     from forage.remote.request import RemoteFailure
 

@@ -20,7 +20,7 @@ _FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 @contextmanager
 def disk_failures(path: Path, remedy: str | None = None) -> Iterator[None]:
-    """A disk error in the block becomes a ``UserError`` that names ``path`` and the remedy."""
+    """Turns a disk error in the block into a ``UserError`` that names ``path`` and the remedy."""
     try:
         yield
     except Exception as error:
@@ -32,7 +32,7 @@ def disk_failures(path: Path, remedy: str | None = None) -> Iterator[None]:
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Whether the disk refused a write; Rust packages raise exceptions of their own for it."""
+    """Whether the disk refused a write; Rust packages raise their own exceptions for it."""
     return isinstance(error, OSError) or "(os error " in str(error)
 
 
@@ -49,7 +49,7 @@ def remedy_for(error: Exception) -> str:
 def refuse_unwritable(path: Path, setting: str = "--out") -> None:
     """Raises ``UserError`` if ``path``, a file or a directory, cannot be written.
 
-    Called before the work whose result goes there. It need not exist yet, and nothing is left.
+    Call it before the work whose result goes there. ``path`` need not exist, and nothing is left.
     """
     place = path.absolute()
     try:

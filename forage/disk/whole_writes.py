@@ -20,8 +20,8 @@ from forage.disk.disk_failures import disk_failures
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes ``path`` in one move if the body succeeds; otherwise it is removed."""
-    path = path.resolve()  # a link stays one
+    """Yields a file that becomes ``path`` in one move if the body succeeds; otherwise removed."""
+    path = path.resolve()  # a link is kept, and its target replaced
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
         with path.open("wb") as file:
@@ -47,11 +47,11 @@ def write_whole_text(path: Path, text: str) -> None:
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder that becomes ``out`` in one move if the body succeeds; otherwise it is removed.
+    """Yields a folder that becomes ``out`` in one move if the body succeeds, and is removed if not.
 
     It replaces an older ``out``. Raises ``UserError`` if the disk refuses.
     """
-    out = out.resolve()  # a link stays one, and its target's disk is the one that was meant
+    out = out.resolve()  # a link is kept, and its target replaced, on the target's disk
     prefix = f".{out.name}.building-"
     folder = out.with_name(f"{prefix}{os.getpid()}")
     with disk_failures(out):
@@ -66,7 +66,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def put_folder(folder: Path, out: Path, aside: Path) -> None:
-    """Flushes a finished folder and renames it to ``out``; an older one goes by way of ``aside``.
+    """Flushes a finished folder and renames it to ``out``, after moving an older one ``aside``.
 
     Raises ``OSError``.
     """
@@ -82,7 +82,7 @@ def put_folder(folder: Path, out: Path, aside: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Returns when a file, or the entries of a directory, are on the disk."""
+    """Waits until a file, or the entries of a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -231,7 +231,7 @@ class _Reading:
         if place is not None and is_shown:
             self.read.append(replace(self.made.pop(place), sampled=sampled))
             return None
-        # Never run, or its result did not fit: the policy saw no result.
+        # The call was not run, or its result did not fit, so the policy saw no result.
         action = tool.read(dict(arguments))
         is_invalid = isinstance(action, Invalid)
         self.read.append(Turn(sampled, _kind(action), action.reason if is_invalid else action.text))

@@ -52,7 +52,7 @@ def described(call: Function, tool: Tool, is_method: bool = False) -> Function:
 
 
 def given(arguments: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
-    """The arguments without those left out by the caller, which arrive as None."""
+    """Drops the arguments that the caller left out, which arrive as None."""
     required = tool.parameters.get("required", ())
     return {k: v for k, v in arguments.items() if v is not None or k in required}
 

@@ -2,7 +2,7 @@
 
 TRL creates an environment for each rollout and uses its public methods as tools, which it describes
 to the model by their signatures and docstrings; both are generated here from the tools' JSON
-schemas. Nothing of TRL is imported. docs/doors.md shows how to use it.
+schemas. TRL itself is not imported. docs/doors.md shows how to use it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TAKEN = ("reset", "get_reward")
 
 
 class TrlRecipe:
-    """``GRPOTrainer(model, recipe.reward, train_dataset=recipe.dataset,
+    """What TRL needs: ``GRPOTrainer(model, recipe.reward, train_dataset=recipe.dataset,
     environment_factory=recipe.environment)``."""
 
     def __init__(self, config: RunConfig | Path | str, *overrides: str) -> None:
@@ -103,7 +103,7 @@ class TrlRecipe:
 
 
 class _Rollout:
-    """One rollout at a time; its public methods except ``reset`` are the recipe's tools."""
+    """Plays one rollout at a time; its public methods except ``reset`` are the recipe's tools."""
 
     def __init__(self, recipe: TrlRecipe) -> None:
         self._recipe = recipe

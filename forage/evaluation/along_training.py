@@ -1,4 +1,4 @@
-"""Evaluation during training: a stratified subset of the questions on the way, all at the end.
+"""Evaluation during training: a stratified subset of the questions at intervals, all at the end.
 
 ``train.py`` opens it before the first step, which refuses invalid evaluations early. It plays with
 the run's engine and retriever.
@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 
 
 class TrainingEvaluation:
-    """A run's evaluations; none unless ``evaluation.every`` or ``at_end`` requests them."""
+    """Evaluates during a run if ``evaluation.every`` or ``evaluation.at_end`` requests it."""
 
     def __init__(self, config: RunConfig, player: Player, score: Score) -> None:
         """Raises ``UserError`` for questions that are missing or too long."""
@@ -101,7 +101,7 @@ class TrainingEvaluation:
 
 
 def _is_of_other_weights(out: Path, digest: str) -> bool:
-    """Whether the episodes next to ``out`` are from other weights, those of an earlier step."""
+    """Whether the episodes next to ``out`` were played with other weights, of an earlier step."""
     try:
         earlier = json.loads(fingerprint_path(out).read_text(encoding="utf-8"))
         return earlier["the weights"] != digest

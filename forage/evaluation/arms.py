@@ -41,7 +41,7 @@ class Passages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedReply:
-    """Every search gets the same reply, whatever the query."""
+    """Gives every search the same reply, whatever the query."""
 
     reply: SearchReply
 
@@ -51,7 +51,7 @@ class FixedReply:
 
 @dataclass(frozen=True, slots=True)
 class RandomSearch:
-    """Every search returns ``topk`` passages drawn by (seed, question id, query) alone."""
+    """Gives a search ``topk`` passages drawn by (seed, question id, query) alone."""
 
     question_id: str
     passages: Passages

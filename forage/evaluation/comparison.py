@@ -17,7 +17,7 @@ from forage.evaluation.result import EvaluationResult
 from forage.evaluation.scores import MEANS, QuestionScore
 
 NUM_RESAMPLES = 10_000
-"""More than an interval needs: a p-value of 0.001 takes thousands of resamples."""
+"""The default number of resamples; intervals need fewer, a p-value of 0.001 thousands."""
 
 Pair = tuple[QuestionScore, QuestionScore]
 Means = tuple[float, float]
@@ -48,7 +48,7 @@ class ComparedSlice:
 
 @dataclass(frozen=True, slots=True)
 class ComparedArm:
-    """An arm of both; ``macro`` is the plain mean over data sources, None for a single source."""
+    """An arm of both evaluations; ``macro`` is the plain mean over data sources, if several."""
 
     arm: str
     overall: ComparedSlice

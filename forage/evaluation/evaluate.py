@@ -76,7 +76,7 @@ class Evaluator:
     async def play_arms(
         self, questions: Sequence[Question], arms: Sequence[Arm]
     ) -> dict[Arm, list[Episode]]:
-        """Plays every question in every arm: scored episodes in the order of the questions."""
+        """Plays every question in every arm; returns scored episodes in the questions' order."""
         played: dict[tuple[str, str, int], Episode] = {}
 
         def keep(arm: Arm, episode: Episode) -> None:

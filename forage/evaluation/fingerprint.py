@@ -24,7 +24,7 @@ from forage.types import SEARCH_TOOL
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# What only some arms depend on. (The seed also seeds the noise, but temperature reveals that.)
+# Settings on which only some arms depend. (The seed seeds the noise too; temperature reveals that.)
 _OF_ARMS = frozenset(
     (
         *("seed", "search.url", "what search.url serves", "search.topk", "search.noise"),
@@ -110,9 +110,9 @@ def answers_text(protocol: Protocol) -> str:
 def facts_of_policy(
     config: RunConfig, tokenizer: PreTrainedTokenizerFast, weights: str | None
 ) -> dict[str, str]:
-    """What identifies a policy: its weights, or the name under which a server has it.
+    """Identifies a policy by its weights, or by the name under which a server has it.
 
-    ``weights`` is their digest, wherever they are stored; None for a server's, which we cannot see.
+    ``weights`` is the digest of weights stored anywhere but on a model server; None for those.
     """
     from forage.training.model import tokenizer_digest
 
@@ -151,14 +151,14 @@ def fingerprint_of(
             found["model.dtype"] = config.model.arithmetic or config.model.dtype
     found |= {f"environment.{k}": v for k, v in config.environment.model_dump().items()}
     found["environment.tools"] = tuple(map(written, config.environment.tools))
-    if config.environment.tools == (SEARCH_TOOL,):  # as it was before there were others
+    if config.environment.tools == (SEARCH_TOOL,):  # the default, which older fingerprints lack
         del found["environment.tools"]
     if config.environment.dialect == "forage":
         del found["environment.dialect"], found["environment.max_reply_characters"]
     if not config.environment.system_message:
         del found["environment.system_message"]
     found["environment.prompt"] = _short_hash(PromptTemplate.load(config.environment.prompt).text)
-    if evaluation.method in PROMPTS:  # which have their own prompts
+    if evaluation.method in PROMPTS:  # baselines have their own prompts
         del found["environment.prompt"], found["environment.has_final_turn"]
         found["the prompts of evaluation.method"] = _short_hash("".join(PROMPTS[evaluation.method]))
     found["evaluation.temperature"] = evaluation.temperature
@@ -189,10 +189,10 @@ def fingerprint_of(
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(name, then, now) of each difference that keeps two fingerprints out of one file.
+    """Returns (name, then, now) of each difference that forbids adding episodes to one file.
 
-    A name that only one of them has counts as a difference, unless it belongs to an arm: weights in
-    this process and a server, for example, have no name in common.
+    A name that only one fingerprint has counts as a difference, unless it belongs to an arm:
+    weights in this process and a server, for example, have no name in common.
     """
     names = [*now, *(name for name in then if name not in now)]
     pairs = [(name, then.get(name, "–"), now.get(name, "–")) for name in names]

@@ -70,7 +70,7 @@ class ReportingEngine:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         now = tuple(token_ids)
-        if shown := self._shown(now):  # otherwise a prompt, which need not be reported
+        if shown := self._shown(now):  # empty for a prompt, which need not be reported
             self._hear(Origin.OBSERVATION, self._codec.decode(shown))
         sampled: list[int] = []
         reported = ""
@@ -78,7 +78,7 @@ class ReportingEngine:
         def report(ids: Sequence[int], is_all: bool = False) -> None:
             nonlocal reported
             text = self._codec.decode(ids)
-            if is_all or not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character waits
+            if is_all or not text.endswith("\N{REPLACEMENT CHARACTER}"):  # or wait for its rest
                 self._hear(Origin.SAMPLED, text[len(reported) :])
                 reported = text
 
@@ -96,7 +96,7 @@ class ReportingEngine:
         self._engine.release(episode_key)
 
     def _shown(self, now: tuple[int, ...]) -> tuple[int, ...]:
-        """What follows the last turn, also in a restarted context; () before the first turn."""
+        """The tokens after the last turn, also in a restarted context; () before the first turn."""
         before, turn = self._transcript, self._turn
         if not before:
             return ()

@@ -65,7 +65,7 @@ class Bootstrap:
         b counts the resampled means at least as far from the sample's mean as that is from 0: the
         bootstrap test of Davison and Hinkley, Bootstrap Methods and their Application (1997),
         section 4.4. It is never below 1 / (1 + R), nor below 2^(1 - N), the least that N signs can
-        show: a single differing question resamples to itself every time.
+        show: a sample of one question resamples to itself every time.
         """
         mean = self.means_C[column]
         away_R = np.abs(self.resampled_RC[:, column] - mean)
@@ -108,7 +108,7 @@ def wilson_interval(rate: float, num_values: float, level: float = 0.95) -> Inte
 
     Wilson, https://doi.org/10.1080/01621459.1927.10502953: with z the normal quantile, the centre
     is (p + z^2 / 2n) / (1 + z^2 / n) and the half-width is z sqrt(p (1 - p) / n + z^2 / 4n^2),
-    divided by the same.
+    divided by the same denominator.
 
     >>> round(wilson_interval(0.0, 12).high, 2)
     0.24

@@ -1,9 +1,9 @@
 """An evaluation's episodes on disk, line by line as they end, and their scores in memory.
 
-An interrupted run continues after its last whole line. Next to ``eval.jsonl``,
-``eval.fingerprint.json`` is written before the first episode: what the episodes depend on. If the
-model, prompt or retriever differs, or a question has changed since, it is refused by name. If an
-episode has two lines, the later one counts. Nothing here plays or summarises.
+An interrupted run continues after its last whole line. ``eval.fingerprint.json`` next to
+``eval.jsonl``, written before the first episode, records what the episodes depend on. If the model,
+prompt, retriever or a question has changed since, an error names it. If an episode has two lines,
+the later one counts. Nothing here plays or summarises.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Journal:
         self._file.close()
 
     def _check_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
-        """Refuses other settings than before; saves the fingerprint before the first episode."""
+        """Refuses settings other than before; saves the fingerprint before the first episode."""
         earlier: dict[str, str] = {}
         fingerprint_file = fingerprint_path(self._path)
         if os.fstat(self._file.fileno()).st_size:

@@ -1,7 +1,7 @@
 """Published results to show next to an evaluation, and how their protocol differs.
 
-``published.yaml`` has the figures and their sources. Those for the sets that an evaluation covers
-can be compared with it. Nothing here draws tables.
+``published.yaml`` has the figures and their sources. An evaluation can be compared with the figures
+for the sets that it covers. Nothing here draws tables.
 """
 
 from __future__ import annotations

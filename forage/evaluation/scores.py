@@ -21,7 +21,7 @@ MEANS = ("em", "cover_em", "f1", "searches", "sampled_tokens", "seconds")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeScore:
-    """One episode; ``failures`` lists its failed searches by kind, and an engine failure."""
+    """The figures of an episode; ``failures``: failed searches by kind, and an engine failure."""
 
     em: float
     cover_em: float
@@ -48,7 +48,7 @@ class EpisodeScore:
 
 @dataclass(frozen=True, slots=True)
 class QuestionScore:
-    """One question in one arm: means over its K episodes (``num_samples``).
+    """The figures of a question in one arm: means over its K episodes (``num_samples``).
 
     ``digest`` distinguishes two questions with the same id; ``num_hops`` is None if the source does
     not provide it; ``pass_at`` is pass@k on exact match for k = 2, 4, 8, ... and K if K > 1.

@@ -2,9 +2,9 @@
 
 The figures of each GPU are its maker's: arithmetic in bfloat16 without sparsity, accumulated in
 float32; arithmetic in float32 (not TF32, which torch leaves off); and memory bandwidth. A memory of
-80 GB counts as 80e9 bytes; what a GPU has beyond that (an H100 has 85.5e9) is left to the CUDA
-context and to fragmentation. An A10, an L4 and an L40S reserve some for error correction and report
-24.1e9 and 48.3e9 bytes, so 2 GB less are counted for each.
+80 GB counts as 80e9 bytes; the rest (an H100 has 85.5e9) is left for the CUDA context and for
+fragmentation. An A10, an L4 and an L40S reserve memory for error correction and report 24.1e9 (A10,
+L4) and 48.3e9 bytes (L40S), so 2 GB less are counted for each.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How long a run would take on named hardware: peak figures times assumed shares of them.
+"""How long a run would take on named hardware, from peak figures and assumed shares of them.
 
 Decoding reads the weights and the keys and values of all episodes once per token, so it takes at
-least bytes / bandwidth. A pass multiplies each weight with each token, 2 operations
-(https://arxiv.org/abs/2001.08361, section 2.1), and in each layer each query with the keys before
-it, and the result with their values: 4 x heads x head size x keys
-(https://arxiv.org/abs/2204.02311, appendix B), of which causal attention needs half
+least bytes / bandwidth. A forward pass takes 2 operations per weight and token
+(https://arxiv.org/abs/2001.08361, section 2.1). Attention adds 4 x heads x head size x keys per
+layer and query (https://arxiv.org/abs/2204.02311, appendix B), of which causal attention needs half
 (https://arxiv.org/abs/2307.08691, section 4.1). Learning takes three passes, one more if
 activations are recomputed, and one for each model that only scores (old policy, reference). The
-peak is that of the arithmetic's type. Each share below is an assumption that the plan prints.
+peak is the GPU's for the type of the arithmetic. Each share below is an assumption that the plan
+prints.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ LEARN_SHARE = 0.3
 GPU_BYTES_PER_S = 10e9
 """NCCL to separate GPUs; published: 3 GB/s (verl, 7B in 5.5 s), 28 GB/s (TRL, 32B in 2.3 s)."""
 HOST_BYTES_PER_S = 0.25e9
-"""Host memory or files: 1.98 GB in 7.2 and 8.2 s, two ranks on two cores (scale.md)."""
+"""Host memory or files; measured: 1.98 GB in 7.2 and 8.2 s, two ranks, two cores (scale.md)."""
 PUBLISHED_RATIOS = {"verl, 8 x H20": 0.36, "RLinf, 8 x H100": 1.22, "SkyRL, 8 x H100": 3.5}
 """Published step times of 3B models relative to our sampling and learning estimates.
 
 185 s for 2,560 episodes (27 h minus six evaluations of 6,000 s, over 331 steps), 86 s for 2,048,
-305 s for 2,560. Above 1 most of it is search and orchestration; below 1 episodes are shorter, and
-an H20 reaches more of its peak.
+305 s for 2,560. Above 1, most of the time is search and orchestration; below 1, episodes are
+shorter, and an H20 reaches more of its peak.
 """
 TAIL = 1.3
 """Extra time for the last episodes of a step, when few are left to decode."""
@@ -107,7 +107,7 @@ def sampling_seconds(
     num_engines, dtype = config.placement.num_engines, sampling_dtype(config)
     length = LENGTH_SHARE * config.environment.max_tokens
     at_once = ceil(min(_num_in_flight(config), num_episodes) / num_engines)
-    num_copies = max(1, tensor_parallel / max(1, model.num_kv_heads))  # each GPU has one or more
+    num_copies = max(1, tensor_parallel / max(1, model.num_kv_heads))  # at least one head each
     held = num_copies * at_once * (length / 2) * model.kv_numbers_per_token * BYTES[dtype]
     read = model.num_multiplied * BYTES[dtype] + held
     bandwidth = tensor_parallel * hardware.gpu.terabytes_per_s * 1e12 * DECODE_SHARE
@@ -125,9 +125,9 @@ def _num_in_flight(config: RunConfig) -> int:
 
 
 def published_bytes(config: RunConfig, model: ModelSize) -> int:
-    """What is sent after a step: the weights in the servers' type, or only the adapters.
+    """The bytes to publish after a step: all weights in the servers' type, or only the adapters.
 
-    Files are in the trainer's type.
+    Weights published as files are in the trainer's type.
     """
     placement = config.placement
     engine = placement.engine
@@ -158,7 +158,8 @@ def num_contexts(config: RunConfig) -> int:
 def pass_operations(model: ModelSize, length: float) -> float:
     """Operations per token of a forward pass over sequences of ``length`` tokens.
 
-    On average half of the tokens precede a query: ten thousand tokens add a quarter for Qwen2.5-3B.
+    On average, half of the tokens precede a query. For Qwen2.5-3B and 10,000 tokens, attention adds
+    a quarter.
     """
     attention = 4 * model.num_heads * model.head_dim * length / 2
     return 2 * model.num_multiplied + model.num_layers * attention

@@ -43,13 +43,13 @@ def _server_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     engine, tensor_parallel = placement.engine, placement.engine.tensor_parallel
     if engine.urls and not engine.offload:
         return []
-    # A server that takes turns on its GPUs frees its memory while the trainer learns; one with its
-    # own GPUs uses nothing on the trainer's.
+    # A server that takes turns on its GPUs frees its memory while the trainer learns; a server with
+    # separate GPUs uses nothing on the trainer's.
     stays = not engine.offload and not placement.own_gpus
     size = BYTES[sampling_dtype(config)]
     weights = ceil(model.num_parameters * size / tensor_parallel)
     whole = f"{millions(model.num_parameters)} x {size} B / {tensor_parallel} (tensor_parallel)"
-    # A GPU has at least one key-value head: beyond their number they are repeated.
+    # A GPU has at least one key-value head: with more GPUs than heads, heads are repeated.
     num_parts = placement.num_engines * min(tensor_parallel, max(1, model.num_kv_heads))
     tokens = config.rollout.max_concurrent_episodes * config.environment.max_tokens
     per_token = model.kv_numbers_per_token

@@ -1,14 +1,14 @@
 """Adapts a run to this machine's memory before it starts, and again before each phase.
 
 It chooses, and logs, settings that the recipe leaves open: the size of micro-batches, how many a
-CPU processes at once, recomputation, and the slots of the in-process engine. They are to fit into a
-cautious share of the free memory, and a log line gives the expected peak. Settings from the recipe,
-the previous phase or the resumed run stay as long as they fit. Otherwise those that change no
-result (``RESULTS_STAY``) shrink, with a warning, or an error names what would have to change.
+CPU processes at once, recomputation, and the slots of the in-process engine. The choice must fit
+into a cautious share of the free memory, and a log line gives the expected peak. Settings from the
+recipe, the previous phase or the resumed run stay as long as they fit. Otherwise those that change
+no result (``RESULTS_STAY``) shrink, with a warning, or an error names what would have to change.
 
 How many micro-batches a CPU should process at once is measured on two layers of the model. One per
-core suits a model with short operations; one at a time, over all cores, a model whose weights and
-gradients fill the caches. Values in between suit machines with many cores.
+core suits a model with short operations; one at a time, over all cores, suits a model whose weights
+and gradients fill the caches. Values in between suit machines with many cores.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ CHOSEN = (
 )
 """The keys that are chosen if a recipe leaves them out."""
 RESULTS_STAY = CHOSEN[:3]
-"""Those that change results only by rounding: they shrink even if the recipe sets them."""
+"""The chosen keys that change results only by rounding, and shrink even if the recipe sets them."""
 CAUTIOUS_SHARES = (0.5, 0.7)
-"""The shares of a machine's free memory to plan with: the second if the first is too little."""
+"""The shares of a machine's free memory to plan with: the second if the first is not enough."""
 Phase = Literal["training", "supervised", "evaluation"]
 _SMALL_MODEL = 10_000_000
-"""Below this many parameters, an operation is too short to be shared between cores."""
+"""The number of parameters below which operations are too short to be shared between cores."""
 _NUM_TOKENS = 256
 _NUM_LAYERS = 2
 _ROUNDS = 3
 _MAX_TIME_RATIO = 0.95
-"""Larger numbers at once take more memory, so they must be a twentieth faster."""
+"""A larger number at once takes more memory, so it must be a twentieth faster to be chosen."""
 
 
 def fit_here(
@@ -79,7 +79,7 @@ def fit_here(
     earlier: Path | None = None,
     machine: Machine | None = None,
 ) -> RunConfig:
-    """``config`` with the settings its recipe leaves open chosen for ``machine`` (None: this one).
+    """Chooses the settings that the recipe leaves open, for ``machine`` (None: this one).
 
     ``earlier`` is the ``config.yaml`` of a run being resumed, whose choices are kept. Raises
     ``UserError`` if ``phase`` needs more memory than there is. Ranks and servers are left
@@ -160,7 +160,7 @@ def _peak_of(
 def _warn_of_bfloat16(size: ModelSize) -> None:
     """Warns before the run if bfloat16 is slow on this processor.
 
-    Its arithmetic for it is missing, or AVX512's without AMX, which need not be faster.
+    It is if the processor lacks bfloat16 arithmetic, and may be if it has AVX512's without AMX.
     """
     rates = [matmul_rate(dtype) for dtype in ("float32", "bfloat16")]
     if rates[1] >= rates[0]:

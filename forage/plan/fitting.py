@@ -19,7 +19,7 @@ from forage.plan.memory_parts import Memory
 
 _MOST_NODES = 64
 _LEAST_IN_FLIGHT = 8
-"""Fewer decode no faster per token than one alone: more machines are cheaper."""
+"""Minimum episodes in flight: fewer decode no faster per token than one; machines are cheaper."""
 
 MemoryOf = Callable[[RunConfig], Memory]
 """The memory on each device that a config needs."""
@@ -27,7 +27,7 @@ MemoryOf = Callable[[RunConfig], Memory]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """``changes`` are overrides that make it fit; ``num_nodes`` the machines needed if none do.
+    """How to make a recipe fit: by overrides (``changes``), or on ``num_nodes`` machines.
 
     ``config`` is the recipe placed on the hardware by ``placement``, without the changes, and
     ``proposed`` the one that fits, or None if none is known.
@@ -54,7 +54,7 @@ class Fit:
 
 
 def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit:
-    """The verdict on a recipe; raises ``UserError`` if it cannot be placed there at all."""
+    """The verdict on a recipe; raises ``UserError`` if the hardware has no place for it at all."""
     placement = _placement(config, hardware, hardware.num_nodes)
     placed = with_overrides(config, placement)
     memory, room = memory_of(placed), hardware.gpu_bytes
@@ -105,7 +105,7 @@ def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:
 
 
 def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[str]:
-    """The recipe on this many machines; an engine is split over at most one machine's GPUs."""
+    """Overrides for this many machines; an engine is split over at most one machine's GPUs."""
     placement, gpus = config.placement, hardware.gpus_per_node
     wanted: dict[str, int | str] = {
         "model.device": "cuda",
@@ -124,7 +124,7 @@ def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[st
 
 
 def _learning_on_one_gpu(placement: PlacementConfig) -> list[str]:
-    """One process learns; with a server, as one rank, whose state may be offloaded to the host."""
+    """Overrides for one learning process; with a server it is one rank, which can be offloaded."""
     if placement.num_ranks is None:
         return []
     if not placement.has_server and placement.num_gpus > 1:
@@ -192,7 +192,7 @@ def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, st
 
 
 def _in_host_memory(placement: PlacementConfig) -> Iterator[tuple[str, str]]:
-    """The trainer's state in host memory, in turn with servers if they share its GPUs."""
+    """Offloads the trainer's state to host memory, in turn with servers that share its GPUs."""
     if placement.engine.offload:
         return
     if placement.has_server and not placement.own_gpus and not placement.engine.urls:
@@ -202,7 +202,7 @@ def _in_host_memory(placement: PlacementConfig) -> Iterator[tuple[str, str]]:
 
 
 def _sequences_cut(placement: PlacementConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Sequences split over more ranks; numbers that do not divide the heads are refused later."""
+    """Splits sequences over more ranks; a number not dividing the heads is refused later."""
     key = "placement.trainer.sequence_parallel"
     now = int(taken.get(key, placement.learning.sequence_parallel))
     most = (placement.num_ranks or 1) // placement.learning.tensor_parallel

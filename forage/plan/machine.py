@@ -24,7 +24,7 @@ CHECKPOINT_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Sizes in bytes, and counts; ``gpu_bytes`` is the memory of each GPU, the smallest first."""
+    """A machine's counts, and sizes in bytes; ``gpu_bytes``: each GPU's memory, smallest first."""
 
     num_cores: int
     memory_bytes: int
@@ -34,7 +34,7 @@ class Machine:
     packages: frozenset[str] = frozenset()
 
     def free_bytes(self, on_cpu: bool) -> int:
-        """The memory that a run may use there."""
+        """The memory that a run may use on the CPU, or on a GPU."""
         return self.memory_bytes if on_cpu else min(self.gpu_bytes)
 
     def describe(self) -> str:

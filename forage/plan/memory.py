@@ -12,10 +12,10 @@ outputs) for each layer that has one, in float32 whatever ``model.dtype`` is::
                       activations of a token: rank x 4 more for each adapter, and below float32 a
                       float32 copy of its input
 
-In one process a reference that is the run's starting point, and a critic made from it, share these
-weights; each rank has its own shard of a copy of them. For Qwen2.5-7B in bfloat16 with rank 16 on
-every layer, N b = 15.23 GB and A = 40.4 M: 0.16 GB of adapters and 0.32 GB of moments replace 30.46
-GB of moments.
+In one process, a reference that is the run's starting point, and a critic made from it, share these
+weights; with several ranks, each has a shard of a separate copy. For Qwen2.5-7B in bfloat16 with
+rank 16 on every layer, N b = 15.23 GB and A = 40.4 M: 0.16 GB of adapters and 0.32 GB of moments
+replace 30.46 GB of moments.
 
 Tensor parallelism splits the matrices of the blocks: embedding, head and adapters are whole on each
 of its ranks (``training/ranks/tensor_parallel.py``; one half of an adapter is split, which is not
@@ -70,7 +70,7 @@ def plan_memory(config: RunConfig, model: ModelSize, others: OtherSizes, num_cor
 
 
 def _copy_for_a_checkpoint(config: RunConfig, parts: Sequence[MemoryPart]) -> MemoryPart:
-    """What is copied into host memory, and written from there while training continues."""
+    """The copy in host memory from which a checkpoint is written while training continues."""
     learnt = {"weights", "optimizer (AdamW)", "critic: weights", "critic: optimizer"}
     if config.model.lora is not None:
         learnt = learnt - {"weights"} | {"adapters"}
@@ -81,7 +81,7 @@ def _copy_for_a_checkpoint(config: RunConfig, parts: Sequence[MemoryPart]) -> Me
 
 
 def _trainer_states(config: RunConfig, model: ModelSize, others: OtherSizes) -> list[MemoryPart]:
-    """What the trainer keeps from step to step; offload moves it to the host."""
+    """The state that the trainer keeps between steps; offload moves it to the host."""
     size, placement = BYTES[config.model.dtype], config.placement
     num_parts, shard = _cut(config)
     tensor_parallel = placement.learning.tensor_parallel
@@ -183,11 +183,11 @@ def _gradient_sets(config: RunConfig, num_at_once: int) -> tuple[int, str]:
 
 
 def _gathered(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
-    """What a rank has unsharded at once: two blocks' weights, one's gradients, and the rest.
+    """What a rank holds unsharded at once: two blocks' weights, one's gradients, and two layers.
 
-    Embedding and head stay gathered throughout. The head's gradient stays from the first chunk of
-    logits to the end of the backward pass; a block's is copied into the type of the sum over ranks.
-    The gradients of adapters are small, and not included.
+    The embedding and the head stay gathered throughout. The head's gradient stays from the first
+    chunk of logits to the end of the backward pass; a block's is copied into the type of the sum
+    over ranks. The gradients of adapters are small, and not included.
     """
     trainer = config.placement.learning
     size = 2 if trainer.compute_dtype else BYTES[config.model.dtype]

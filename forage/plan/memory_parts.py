@@ -63,12 +63,12 @@ class Memory:
 
     @property
     def supervised_bytes(self) -> int:
-        """What learning without play takes: no KV cache."""
+        """The memory of learning without play, which needs no KV cache."""
         return sum(part.num_bytes for part in self.parts if part.name != KV_CACHE)
 
     @property
     def evaluation_bytes(self) -> int:
-        """What sampling without learning takes: the weights and the engine's cache."""
+        """The memory of sampling without learning: the weights and the engine's cache."""
         sampled_with = ("weights", "copies in bfloat16", KV_CACHE)
         return sum(part.num_bytes for part in self.parts if part.name in sampled_with)
 

@@ -1,4 +1,4 @@
-"""``forage train --dry-run``: what a recipe would take, and what prevents it from running here.
+"""``forage train --dry-run``: what a recipe would need, and what prevents it from running here.
 
 It makes the checks that training makes before its first step, and compares the plan only with this
 machine. It uses no network, and starts and changes nothing. ``model_check.py`` also compares the
@@ -38,7 +38,7 @@ from forage.training.ranks.tensor_parallel import check_counts, check_type
 from forage.training.ranks.ulysses import check_heads, check_not_recurrent
 
 TYPICAL_WEIGHT = 0.02
-"""The standard deviation with which transformers are initialised."""
+"""The standard deviation with which a transformer's weights are initialised."""
 _HALF_SPACING = 2.0**-9
 """Relative updates below this are lost: half the smallest relative spacing of bfloat16."""
 
@@ -164,7 +164,7 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
 def _check_prompt(config: RunConfig) -> None:
     """Raises ``UserError`` for a prompt that training would refuse, even without the tokenizer.
 
-    A bundled tokenizer replaces it: tags are spelt the same for every model, calls for most.
+    If it is missing, a bundled one replaces it: models spell tags alike, and most of them calls.
     """
     environment, path = config.environment, Path(config.model.path)
     template = PromptTemplate.load(environment.prompt)
@@ -188,7 +188,7 @@ def _check_cuts(placement: PlacementConfig, model: ModelSize) -> None:
     trainer, heads = placement.learning, {"num_attention_heads": model.num_heads}
     served, num_kv_heads = placement.engine.tensor_parallel, model.num_kv_heads
     check_counts(heads, served, "placement.engine.tensor_parallel")
-    # vLLM and SGLang repeat key-value heads beyond their number.
+    # vLLM and SGLang repeat key-value heads if there are more GPUs than heads.
     if num_kv_heads % served and served % num_kv_heads:
         raise UserError(
             f"placement.engine.tensor_parallel is {served}, which neither divides nor is a "

@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 _STOP_S = 15.0
 _TAIL_LINES = 20
 
-# Runs between this process and the server: asks the kernel to end it with its parent, starts a
-# watcher, becomes the server. Python code in a forked child (preexec_fn) could deadlock on a lock
-# held by another thread. The watcher ends the server's group once the server is gone, however it
-# ended: a killed model server left its engine running and the device full.
+# Runs between this process and the server: it asks the kernel to end it with its parent, starts a
+# watcher, and becomes the server. Python code in a forked child (preexec_fn) could deadlock on a
+# lock held by another thread. The watcher ends the server's group once the server is gone: a killed
+# model server once left its engine running and the device full.
 _DIE_WITH_PARENT = """
 import os, signal, sys
 if sys.platform == "linux":

@@ -1,7 +1,7 @@
 """Checks once, within seconds, whether the model hub answers, before libraries retry for a minute.
 
-``transformers`` and ``huggingface_hub`` retry many times, with two lines of warning each. If the
-hub is unreachable, models downloaded earlier are still used.
+``transformers`` and ``huggingface_hub`` retry many times and log two warnings each time. If the hub
+is unreachable, models downloaded earlier are still used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def only_downloaded(model: str) -> bool:
 
 
 def refuse_unreachable(model: str, what: str, revision: str | None = None) -> None:
-    """Raises ``UserError`` for an id that is not downloaded if the hub is offline or unreachable.
+    """Raises ``UserError`` if ``model`` is not downloaded and the hub is offline or unreachable.
 
     ``what``: the role of the model, for the message: "the cross-encoder".
     """
@@ -42,7 +42,7 @@ def refuse_unreachable(model: str, what: str, revision: str | None = None) -> No
     try:
         if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
             return
-    except HFValidationError:  # not a hub id either
+    except HFValidationError:  # neither a directory nor a hub id
         pass
     at = f" at {revision}" if revision else ""
     why = (

@@ -19,8 +19,8 @@ class JsonServer:
     def __init__(self, url: str, max_connections: int, keepalive_s: float = 0.0) -> None:
         """``keepalive_s``: how long an idle connection may be reused; 0: never.
 
-        A server may close one at any time (uvicorn after 5 seconds, and after each error), and a
-        request that coincides with it fails unread.
+        A server may close an idle connection at any time (uvicorn after 5 seconds, and after each
+        error). A request sent at that moment fails without being read.
         """
         self.url = url.rstrip("/")
         self._sender = HttpSender(max_connections, _MAX_REPLY_BYTES, keepalive_s=keepalive_s)

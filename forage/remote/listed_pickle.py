@@ -1,7 +1,7 @@
 """Reads untrusted pickles, which may name any function for Python to call.
 
-Only classes on the reader's list are found. The list must have no class that runs code when it is
-created or given its state.
+Only classes on the reader's list are found. The list must not contain a class that runs code when
+an instance is created or given its state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks that a model's files contain all of its weights, and that these are finite.
 
-transformers fills missing weights with random numbers and only logs it. All loaders use this check:
-of models that are sampled or trained, of encoders and of rerankers.
+transformers fills missing weights with random numbers and only logs it. Every loader uses this
+check, whether the model is sampled, trained, an encoder or a reranker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REMEDY = (
     "these weights"
 )
 POOLER = "pooler."
-"""A layer that many encoders are published without: their vectors come from hidden states."""
+"""A layer that many published encoders lack, because their vectors come from hidden states."""
 
 
 def refuse_incomplete(
@@ -46,9 +46,9 @@ def refuse_incomplete(
 def refuse_faulty_loading(
     what: str, info: Mapping[str, Any], within: str = "", unused: str | None = None
 ) -> None:
-    """``refuse_incomplete`` for a report of transformers (``output_loading_info``).
+    """Calls ``refuse_incomplete`` with a report of transformers (``output_loading_info``).
 
-    Only names that start with ``within`` count. Names with ``unused`` in them may be missing; if it
+    Only names that start with ``within`` count. Names that contain ``unused`` may be missing; if it
     is given, the model may also be part of a larger one, so unexpected weights are ignored.
     """
     missing, unexpected = (
@@ -88,7 +88,7 @@ def _num_not_finite(weight: Tensor) -> int:
 def complete_loading(what: str, unused: str = "") -> Iterator[None]:
     """Makes transformers refuse to load a model that lacks a weight; raises ``UserError``.
 
-    For libraries that call transformers and drop its report. Names with ``unused`` in them may be
+    For libraries that call transformers and drop its report. Names that contain ``unused`` may be
     missing. An encoder may be part of a larger model, whose other weights are ignored.
     """
     from transformers import PreTrainedModel

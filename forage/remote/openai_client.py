@@ -1,6 +1,6 @@
 """A client of the OpenAI API: limits concurrency, retries, honours Retry-After, and counts.
 
-A caller provides a path, a body and a function that reads the reply; it gets the function's result
+A caller provides a path, a body and a function that reads the reply, and gets the function's result
 or a typed failure. A server's Retry-After delays all requests. The callers (the engines of model
 endpoints and the judge) decide what to send and what replies mean.
 """
@@ -123,7 +123,7 @@ class OpenAIClient:
         return None if isinstance(document, RemoteFailure) else read_models(document)
 
     async def is_there(self) -> bool:
-        """Whether anything answers at its address, even with an error."""
+        """Whether anything answers at the server's address, even with an error."""
         request = HttpRequest("GET", f"{self._base_url}/models")
         outcome = await self._send(request, math.inf)
         return not isinstance(outcome, RemoteFailure) or outcome.status != 0
@@ -162,7 +162,7 @@ class OpenAIClient:
         return document
 
     def _count_failure(self, failure: RemoteFailure) -> None:
-        """Counts a failure and logs the first of each kind; metrics have the others."""
+        """Counts a failure; logs only the first of each kind, because metrics count them all."""
         name = "context_overflow" if is_overflow(failure) else failure.kind.value
         self._failures[name] += 1
         level = logging.WARNING if self._failures[name] == 1 else logging.DEBUG
@@ -175,7 +175,7 @@ def is_overflow(failure: RemoteFailure) -> bool:
 
 
 def _without_credit(failure: RemoteFailure) -> RemoteFailure:
-    """OpenAI also replies 429 if credit has run out, and then waiting does not help."""
+    """Makes OpenAI's 429 for exhausted credit final, because waiting does not help."""
     if failure.status == 429 and failure.explanation.startswith("insufficient_quota "):
         return replace(failure, may_pass=False)
     return failure

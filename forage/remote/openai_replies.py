@@ -24,7 +24,7 @@ _ENDS: dict[str, FinishReason] = {
     "length": FinishReason.LENGTH,
     "max_tokens": FinishReason.LENGTH,
 }
-# The provider's policy decided: a retry would end in the same way.
+# A retry would end in the same way.
 _FINAL_ENDS = ("content_filter", "tool_calls", "function_call")
 
 
@@ -119,7 +119,7 @@ class _UsageReply(Shape):
 class Usage:
     """Token counts reported by the server.
 
-    Cached tokens are part of the prompt's, hidden reasoning tokens part of the completion's.
+    The prompt's tokens include cached ones, the completion's include hidden reasoning tokens.
     """
 
     prompt_tokens: int = 0

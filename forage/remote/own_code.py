@@ -17,7 +17,7 @@ _MAX_HUNG_THREADS = 32
 
 
 class TooManyHangError(RuntimeError):
-    """Too many calls of the function hang, so it is not called any more."""
+    """Raised instead of another call of a function of which too many calls hang."""
 
 
 def make_async(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:

@@ -6,11 +6,11 @@ from typing import Any
 
 
 def join_ray(address: str | None, **options: Any) -> None:
-    """Calls ``ray.init`` for ``address``, with the user's token; raises what that raises.
+    """Calls ``ray.init`` for ``address``, with the user's token; raises what ``ray.init`` raises.
 
     ``ray start`` requires a token if the user has one (``~/.ray/auth_token``), and a Ray started by
-    a script writes one, but ``ray.init`` with an address sends it only if told to. A cluster
-    without authentication ignores it; if ``RAY_AUTH_MODE`` is set, it decides.
+    a script writes one, but ``ray.init`` with an address sends it only on request. A cluster
+    without authentication ignores the token; if ``RAY_AUTH_MODE`` is set, it decides.
     """
     import ray
     from ray._private.authentication.authentication_token_setup import (

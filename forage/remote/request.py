@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from forage.types import FailureKind
 
-# A server's Retry-After is honoured up to this.
+# The longest Retry-After that is honoured.
 MAX_RETRY_AFTER_S = 600.0
 
 _MAX_DETAIL_CHARS = 300
@@ -148,7 +148,7 @@ class HttpSender:
         except TimeoutError:
             return RemoteFailure(FailureKind.TIMEOUT, f"no reply within {timeout_s:.3g} s")
         except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
-            # Here and below only the type of the error: its text may contain the URL or headers.
+            # Here and below, messages name only the error's type: its text may contain secrets.
             name = type(error).__name__
             return RemoteFailure(FailureKind.MALFORMED, f"the HTTP reply was incomplete ({name})")
         except (aiohttp.ClientError, OSError, UnicodeError) as error:  # an invalid host name
@@ -198,7 +198,7 @@ class HttpSender:
 
     def _one_line(self, text: str) -> str:
         hidden = self.hide(text[:_MAX_EXPLANATION_CHARS])
-        # Without control characters: it is logged, and a terminal may show the log.
+        # Removes control characters: the text is logged, and a terminal may show the log.
         shown = "".join(c if c.isprintable() else " " for c in hidden)
         return " ".join(shown.split())[:_MAX_DETAIL_CHARS]
 

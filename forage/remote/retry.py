@@ -23,10 +23,10 @@ _JITTER = random.Random()  # separate: a run's seeded generators must not change
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How patiently to retry; ``timeout_s``: per try.
+    """How patiently to retry; ``timeout_s`` limits each try.
 
-    Without ``max_retries``, only the deadline ends it. If ``is_paid``, the second unusable reply is
-    final, because each one is billed.
+    Without ``max_retries``, only the deadline ends the retries. If ``is_paid``, the second unusable
+    reply is final, because each one is billed.
     """
 
     timeout_s: float
@@ -52,10 +52,10 @@ async def retry(
 ) -> T | RemoteFailure:
     """The result of ``attempt(0)``, ``attempt(1)``, ..., or the last failure.
 
-    Ends with a permanent failure, after the last retry, or if the next try would start after
+    Stops at a permanent failure, after the last retry, or if the next try would start after
     ``deadline`` (the loop's time). A server's Retry-After is honoured as long as one more try fits
     after it: it alone must not end a search that has time left. If ``needs_pause()`` is false
-    (there is another server), the next try follows at once.
+    because there is another server, the next try follows at once.
     """
     loop = asyncio.get_running_loop()
     tries = num_billed = 0

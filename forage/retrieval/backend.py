@@ -27,7 +27,7 @@ class Backend(Protocol):
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
         """For each query at most ``topk`` rows, best first, ties by the lower row.
 
-        The first k of a search for more than k are the search for k.
+        The first k results of a search for more are the results of a search for k.
         """
         ...
 
@@ -44,8 +44,8 @@ class Backend(Protocol):
 class OpenOptions:
     """How to open an index of vectors on this machine; None means the machine's best choice.
 
-    ``encoder``: another location of the same model. ``gpus``: hold the vectors. ``device`` and
-    ``dtype``: run the encoder.
+    ``encoder``: another location of the same model. ``gpus``: those that hold the vectors.
+    ``device`` and ``dtype``: where and in which type the encoder runs.
     """
 
     device: str | None = None

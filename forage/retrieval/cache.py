@@ -19,7 +19,7 @@ class LruCache(Generic[K, V]):
     """Keeps the most recently used values, limited in number and in memory."""
 
     def __init__(self, max_values: float, max_bytes: int = CACHE_BYTES) -> None:
-        """0 of either keeps nothing."""
+        """With a limit of 0, nothing is kept."""
         self._max_values = max_values
         self._entries: LRUCache[K, tuple[V, int]] = LRUCache(max_bytes, lambda entry: entry[1])
 

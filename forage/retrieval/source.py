@@ -22,7 +22,7 @@ class Source(Protocol):
 
     @property
     def id(self) -> str:
-        """Changes whenever a query may get another answer: part of every cache's key."""
+        """Identifies the answers: changes whenever a query may get another; part of cache keys."""
         ...
 
     @property

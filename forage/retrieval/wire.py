@@ -1,7 +1,7 @@
 """The format between client and server: Search-R1's JSON, and the normal form of a query.
 
 The server writes replies with it and the client reads them. Other clients and servers use it too,
-so requests may have unknown fields, and documents more than an id and contents.
+so requests may have unknown fields, and documents may have more than an id and contents.
 
 Both sides normalise queries. The normal form is what is cached, joined, sent and searched, so an
 answer never depends on which of two spellings came first. Case and punctuation are kept, since
@@ -229,7 +229,7 @@ def _parse(model: type[S], payload: bytes) -> S:
 
 
 def normalise_query(query: str) -> str:
-    """NFC, with each run of white space and control characters as one space, none at the ends.
+    """NFC, with each run of white space and control characters as one space, and none at the ends.
 
     ``" who\\twrote\\x00 it "`` gives ``"who wrote it"``; lone surrogates become U+FFFD. In a long
     text, runs of combining marks are limited to 30.

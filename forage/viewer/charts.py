@@ -1,4 +1,4 @@
-"""Charts over steps: what the report, the run pages and overlaid runs draw.
+"""Charts over steps, drawn by the report, the run pages and the page of overlaid runs.
 
 All series are prepared here: smoothed, stacked, thinned, moved onto a logarithmic axis.
 ``templates/charts.js`` draws the result with uPlot and computes nothing. Nothing here knows what a
@@ -18,7 +18,7 @@ import numpy as np
 SMOOTHING = 0.05
 """Share of a curve's points that its mean covers by default."""
 MOST_POINTS = 1_500
-"""Points of a chart on a page that cannot load more: some four per pixel."""
+"""Maximum points of a chart on a page that cannot load more: about four per pixel."""
 _SHORT = 20
 """Curves with fewer points are not smoothed."""
 
@@ -42,8 +42,8 @@ class Series:
 class Chart:
     """A chart ready to draw.
 
-    ``metrics`` are the names its values were logged under. ``zero`` is where a logarithmic axis
-    shows zeros, and None on a linear axis.
+    ``metrics`` are the names under which its values were logged. ``zero`` is where a logarithmic
+    axis shows zeros, and None on a linear axis.
     """
 
     title: str
@@ -126,7 +126,7 @@ def stacked_chart(title: str, series: Sequence[Series], *, y_label: str) -> Char
 
 
 def smoothed(y_T: Sequence[float], share: float = SMOOTHING) -> tuple[float, ...]:
-    """A centred mean over ``share`` of the points, and at least five; short curves stay as is."""
+    """A centred mean over ``share`` of the points, at least five; short curves are not changed."""
     num_points = len(y_T)
     is_raw = num_points < _SHORT or share <= 0
     return tuple(y_T) if is_raw else centred_mean(y_T, max(5, int(num_points * share)))

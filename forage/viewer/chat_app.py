@@ -1,4 +1,4 @@
-"""The chat in the browser: a question comes in, and its episode streams out while it is played.
+"""The chat in the browser: takes a question, and streams its episode while it is played.
 
 ``forage play --web`` serves it on the loopback interface. Each request asks one question; the reply
 is a stream of server-sent events, which ``static/chat.js`` shows as text. Every event is a JSON
@@ -145,7 +145,7 @@ class Parts:
                 yield self._part, piece
 
     def rest(self) -> Iterator[tuple[str, str]]:
-        """Text held back for the rest of a tag that never came."""
+        """Text held back for the rest of a tag that did not arrive."""
         if self._held:
             yield self._part, self._held
         self._held = ""

@@ -1,4 +1,4 @@
-"""Which episodes a list shows and in which order: query parameters become an index query."""
+"""Turns query parameters into an index query: which episodes a list shows, in which order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class EpisodeFilter:
     sort: str = "played"
 
     def rows(self, index: EpisodeIndex, first: int = 0, most: int = -1) -> list[EpisodeRow]:
-        """Matching rows in order, at most ``most`` from number ``first`` on; -1 for all."""
+        """At most ``most`` matching rows in order, from number ``first`` on; -1 for all."""
         where, values = self._where()
         order = ORDERS.get(self.sort, "offset")
         sql = f"SELECT {_COLUMNS} FROM episodes {where} ORDER BY {order} LIMIT ? OFFSET ?"

@@ -38,7 +38,7 @@ _LINES_WHILE_WAITING = 2_000
 _MARK_BYTES = 4_096
 _MAX_WORDS_CHARS = 50_000
 _MAX_SHOWN = 1_000_000
-"""The most tokens and turns of an episode that is shown; longer ones are only listed."""
+"""The maximum tokens and turns of an episode that is shown; longer ones are only listed."""
 NOT_AN_EPISODE = (
     ArithmeticError,
     AttributeError,

@@ -143,7 +143,7 @@ class EpisodePages:
     def _settled(
         self, wanted: EpisodeFilter, file_must_exist: bool = False
     ) -> tuple[ShownRun, EpisodeFilter]:
-        """The run of a filter, and the filter, with the run's first file if it names none."""
+        """A filter's run, and the filter, with the run's first file if it names none."""
         run = self._library.run(wanted.run)
         files = run.episode_files()
         is_default = wanted.file == EpisodeFilter().file and not file_must_exist
@@ -174,7 +174,7 @@ class EpisodePages:
         ]
 
     def _others(self, run: ShownRun, wanted: EpisodeFilter, this: EpisodeRow) -> list[Sibling]:
-        """The same question at other steps, and in the evaluations of the run."""
+        """Episodes of the same question at other steps, and in the evaluations of the run."""
         found: list[Sibling] = []
         here = (run.key, wanted.file, this.offset)
         for file in run.episode_files():

@@ -1,7 +1,7 @@
 """The pages of an evaluation and of a paired comparison: one self-contained HTML file each.
 
-A finished evaluation or comparison goes in; a page comes out that needs no server, network or other
-file. Nothing here reads records or computes statistics.
+The input is a finished evaluation or comparison; the page needs no server, network or other file.
+Nothing here reads records or computes statistics.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from forage.viewer.pages import render_page
 from forage.viewer.report import Card
 from forage.viewer.whiskers import IntervalChart, IntervalRow
 
-_MAX_CARDS = 5  # what one row holds
+_MAX_CARDS = 5  # as many as one row holds
 _NAMES = ("", "exact match")
 _P_VALUE = "chance of a gap this large if there were no difference"
 
 
 @dataclass(frozen=True, slots=True)
 class ShownChart:
-    """A chart with its title and note; ``arms`` explains the arms if they are its rows."""
+    """A chart with its title and note; ``arms`` explains the arms if the chart's rows are arms."""
 
     title: str
     unit: str

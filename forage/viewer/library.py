@@ -32,9 +32,9 @@ _MAX_DEPTH = 6
 _SECONDS_BETWEEN_WALKS = 3.0
 _HEAD_BYTES = 65_536
 _MAX_FOLDERS, _MAX_FILES = 20_000, 1_000
-"""The most folders under a path, and files in a folder, that the viewer looks at."""
+"""Maximum folders under a path, and files in a folder, that the viewer looks at."""
 _MAX_NUMBERS, _MAX_METRICS = 20_000_000, 5_000
-"""The most numbers in a run (some 2 GB in memory), and in one row."""
+"""Maximum numbers in a run (about 2 GB in memory), and in one row."""
 _MAX_STEP, _MAX_SIZE = 2**53, 1e300
 
 
@@ -121,7 +121,7 @@ class Library:
     def metrics(self, run: ShownRun) -> list[dict[str, float]]:
         """The metric rows of a run, oldest first; reads the file again after a change.
 
-        A file from another program may contain text values, or rows without a step; these are left
+        A file from another program may contain text values, or rows without a step; both are left
         out. Raises ``UserError`` for a damaged line, and if there is too much to show.
         """
         path = run.directory / METRICS_FILE

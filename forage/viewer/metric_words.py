@@ -1,6 +1,6 @@
 """What a metric means, looked up in the tables of docs/metrics.md.
 
-``metrics.md`` in this folder is a link to that page, so that an installed package has it too.
+``metrics.md`` in this folder is a link to that page, so that an installed package contains it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MetricWords:
 
 
 def words_of(metric: str) -> MetricWords | None:
-    """The words about a metric; None if the page does not list it."""
+    """The words about a metric on the page; None if the page does not list it."""
     for pattern, words in _tables():
         if pattern.fullmatch(metric):
             return words

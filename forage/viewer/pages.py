@@ -46,8 +46,8 @@ def content_security_policy(has_server: bool = False) -> str:
 def visible(text: str) -> str:
     """Returns text that is safe to show and encode.
 
-    Control characters become visible symbols. Characters that reorder or hide text become U+FFFD,
-    and so do lone surrogates, which UTF-8 cannot encode.
+    Control characters become visible symbols. Characters that reorder or hide text, and lone
+    surrogates, which UTF-8 cannot encode, become U+FFFD.
     """
     return "".join(_visible_character(character) for character in text)
 

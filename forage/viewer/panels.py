@@ -1,7 +1,7 @@
-"""Which metrics make which chart, and the words under each: shared by report and viewer.
+"""Defines which metrics make which chart, and the words below it, for report and viewer.
 
-Rows of ``metrics.jsonl`` come in; charts go out, and those without data are left out. A note says
-what a chart shows, and then what these curves did, computed from their values.
+Rows of ``metrics.jsonl`` become charts; charts without data are left out. A note says what a chart
+shows, and then what these curves did, computed from their values.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ HEADLINE_METRICS = (
     *("reward/mean", "em/mean", "searches/mean", "tokens/sampled_mean", "policy/entropy"),
     *("optimizer/grad_norm", "policy/logprob_diff_max", "groups/flat"),
 )
-"""What readers look at first, for one run and for several overlaid."""
+"""The metrics that readers look at first, for one run and for several overlaid runs."""
 
 _LEVEL = 1e-6
-"""A metric counts as constant if it varies by less, relative to its size where that exceeds 1."""
+"""A metric counts as constant if it varies by less than this, times its size if that exceeds 1."""
 _LEVEL_SHARE = 0.02
-"""... or, if both ends of its axis are fixed, if it varies by less of the axis."""
+"""A metric on a fixed axis also counts as constant if it varies by less than this share of it."""
 _LAST_COLOUR = 4
 """Further lines share the last colour; tooltips still tell them apart by name."""
 _FLOAT32 = 1e-5
 _ENOUGH = 0.15
-"""How far the mean number of searches may be from the hops and still count as enough."""
+"""How far the mean number of searches may differ from the hops and still count as enough."""
 
 
 def from_to(curves: Sequence[Series]) -> str:
@@ -52,7 +52,7 @@ def from_to(curves: Sequence[Series]) -> str:
 
 
 def searches_against_hops(curves: Sequence[Series]) -> str:
-    """Whether questions of N hops are searched N times at the end, by number of hops.
+    """Whether the final number of searches is N for questions of N hops, by number of hops.
 
     If the curves end at 0.95, 1.5 and 2.9: enough on 1 and 3 hops, too few on 2.
     """
@@ -72,7 +72,7 @@ def searches_against_hops(curves: Sequence[Series]) -> str:
 
 
 def within_float32(curves: Sequence[Series]) -> str:
-    """Whether the differences stay below what float32 explains."""
+    """Whether the differences are small enough to be explained by float32."""
     largest = max(y for curve in curves for y in curve.y_T if math.isfinite(y))
     side = "below" if largest <= _FLOAT32 else "above"
     return f"The largest is {number_text(largest)}, {side} the dotted line for float32."
@@ -97,7 +97,7 @@ class Panel:
     describe: Callable[[Sequence[Series]], str] = from_to
 
     def level(self, rows: Sequence[MetricRow]) -> str:
-        """The value of each curve if all are constant; "" if one moves or there is none."""
+        """The value of each curve if all are constant; "" if a curve varies or there is none."""
         names: dict[str, list[str]] = {}
         low, high = self.y_range
         seen = 0.0 if low is None or high is None else _LEVEL_SHARE * (high - low)
@@ -141,7 +141,7 @@ class Panel:
         return chart and replace(chart, note=note, metrics=metrics)
 
     def _series(self, rows: Sequence[MetricRow]) -> list[Series]:
-        # A line alone has the colour s0, several have s1, s2, ...; areas have p1, p2, ...
+        # A single line has the colour s0, several lines have s1, s2, ...; areas have p1, p2, ...
         first = 1 if len(self.lines) > 1 else 0
         kind = "p" if self.is_stacked else "s"
         steps = tuple(row["step"] for row in rows)
@@ -286,7 +286,7 @@ def learning_charts(rows: Sequence[MetricRow]) -> list[Chart]:
 
 
 def health_charts(rows: Sequence[MetricRow]) -> tuple[list[Chart], str]:
-    """Charts of whether the run was sound, and one sentence on all metrics that stayed constant."""
+    """Charts of whether the run was healthy, and a sentence on all metrics that stayed constant."""
     is_long = len(rows) > 1
     level = {panel.title: panel.level(rows) if is_long else "" for panel in HEALTH}
     moved = [panel for panel in HEALTH if not level[panel.title]]

@@ -1,7 +1,7 @@
 """The report of a run: one self-contained HTML file to share.
 
-The metrics and some episodes of a finished run go in; ``report.html`` comes out and needs no
-server, network or other file. Nothing here reads records or evaluates.
+The input is the metrics and some episodes of a finished run; ``report.html`` needs no server,
+network or other file. Nothing here reads records or evaluates.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def choose_episodes(
 ) -> tuple[tuple[str, Episode], ...]:
     """Selects episodes of the most telling questions, before and after side by side.
 
-    Questions alternate by number of hops, most hops first. For each number, questions the policy
-    learnt (wrong, then right) come first, then those still wrong, then the rest. If any question is
-    wrong at the end, at least one such question is shown.
+    Questions alternate by number of hops, most hops first. For each number of hops, questions that
+    the policy learnt (wrong, then right) come first, then those still wrong, then the rest. If any
+    question is wrong at the end, at least one such question is shown.
     """
     earlier = {episode.question.id: episode for episode in before}
 

@@ -23,7 +23,7 @@ from forage.viewer.library import Library, ShownRun
 from forage.watch.sentinel import Sentinel, SignState
 
 _SILENT_S = 300.0
-"""A run that has written nothing for this long, and for ten of its steps, counts as stopped."""
+"""A run that writes nothing for this long, and for the time of ten steps, counts as stopped."""
 _OWN = ("name", "note", "output_dir")
 """Settings that differ between any two runs and do not affect training."""
 

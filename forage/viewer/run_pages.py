@@ -25,11 +25,11 @@ LOG = logging.getLogger(__name__)
 
 _MAX_SETTINGS = 6
 _LONG = 24
-"""Settings with values this long get no column in the table, and neither do paths."""
+"""Settings with values at least this long get no column in the table, and neither do paths."""
 _NUM_CHOSEN = 6
-"""The newest runs, whose curves are shown first."""
+"""The number of newest runs whose curves are shown first."""
 _MOST_POINTS = 20_000
-"""Points of a curve that readers can zoom into."""
+"""Maximum points of a curve that readers can zoom into."""
 
 Metric = tuple[str, MetricWords | None]
 """A metric, and the words about it if docs/metrics.md lists it."""
@@ -53,7 +53,7 @@ class RunPages:
         for run in self._library.runs():
             try:
                 facts.append(facts_of(run, self._library))
-            except UserError as error:  # one damaged file must not hide other runs
+            except UserError as error:  # a damaged file must not hide other runs
                 errors.append(str(error))
             except Exception as error:  # a run's files may contain anything
                 LOG.exception("cannot show %s", run.directory)

@@ -22,16 +22,16 @@ Decode = Callable[[Sequence[int]], str]
 _UNLIKELY = math.log(0.5)
 _CUT = "\N{REPLACEMENT CHARACTER}"
 _MOST_OF_A_LETTER = 8
-"""Tokens after which an incomplete character is given up."""
+"""The number of tokens after which an incomplete character is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
     """One token; the page's script shows ``info`` as a tooltip.
 
-    ``info`` is "id", or "id logprob version" for a sampled token. If they were recorded, the
-    advantage and the trainer's minus the sampler's log-probability follow. "-" marks a missing
-    value, and for the version of an evaluated policy. ``style`` combines u (probability below
+    ``info`` is "id", or "id logprob version" for a sampled token, followed by the advantage and the
+    trainer's minus the sampler's log-probability if they were recorded. "-" replaces a missing
+    value, and the version of an evaluated policy. ``style`` combines u (probability below
     50 %), n (line break) and g (golden answer). ``others`` lists the most likely tokens at this
     position as JSON pairs of text and log-probability, or is "".
     """
@@ -43,7 +43,7 @@ class TokenView:
 
 
 def learnt_of(record: EpisodeRecord | None, start: int, segment: Segment) -> list[str]:
-    """What a record adds to each sampled token of a segment: advantage, trainer's difference."""
+    """What a record adds to a segment's sampled tokens: advantage, log-probability difference."""
     advantages_T = record.advantages_T if record is not None else ()
     trainer_T = record.trainer_logprobs_T if record is not None else ()
     texts: list[str] = []
@@ -80,7 +80,7 @@ def view_tokens(
             version = segment.versions_T[index] if has_versions else "-"
             info += f" {logprob:.4g} {version}{learnt[index]}"
             style += " u" if logprob < _UNLIKELY else ""
-        span = bisect_right(stops, start)  # the first one that ends after the token's start
+        span = bisect_right(stops, start)  # the first span that ends after the token's start
         if span < len(spans) and spans[span][0] < end:
             style += " g"
         views.append(TokenView(text, info, style.strip(), others[index] if others else ""))

@@ -1,7 +1,7 @@
 """An episode as a reader sees it: blocks of tokens by origin, turn by turn.
 
-Report and viewer pass an episode in and get frozen views back for ``templates/episode.html``.
-Tokens are shown one by one (``token_views.py``), or the turns' texts if there is no decoder.
+Report and viewer pass an episode in and get frozen views for ``templates/episode.html`` back.
+Tokens are shown one by one (``token_views.py``); without a decoder, the turns' texts are shown.
 Untrusted text from passages leaves here unchanged; ``pages`` makes it harmless.
 """
 
@@ -248,7 +248,7 @@ def _heading(origin: Origin, number: int, turn: Turn | None) -> tuple[str, str]:
 
 
 def _call_text(call: ToolCall) -> str:
-    """What a call returned and how long it took; tools other than search with their arguments."""
+    """The result of a call and its duration; for tools other than search, also its arguments."""
     is_search = call.tool == SEARCH_TOOL
     what = "" if is_search else f"{call.tool}({_arguments_text(call)})"
     if call.failure is not None:

@@ -7,8 +7,9 @@ with a sentence that contains "answer is", with an empty one, or after ``environ
 searches. Finally a reader (the same policy) gets the question and every passage, without the chain,
 reasons and answers.
 
-Differences: no worked examples in the prompts; up to ``max_turns`` searches instead of up to eight;
-as many passages as fit into the context, in the order found, instead of fifteen.
+Differences from the paper: the prompts have no worked examples, there are up to ``max_turns``
+searches instead of eight, and the reader gets as many passages as fit into the context, in the
+order found, instead of fifteen.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ async def interleave(episode: OpenEpisode) -> Status:
     """Searches and reasons alternately, then reads everything found and answers."""
     question = episode.question.text
     found = await own_prompts.search(episode, question)
-    # For the record: each prompt shows the passages of all searches.
+    # Only recorded: the policy's prompts show the passages of all searches.
     own_prompts.record_own_search(episode, found, own_prompts.shown_result(episode, found))
     hits = {hit.passage.id: hit for hit in found.hits_K}
     sentences: list[str] = []
@@ -48,7 +49,7 @@ async def interleave(episode: OpenEpisode) -> Status:
         sentences.append(sentence)
         is_over = not sentence or _END_OF_CHAIN in sentence.lower()
         if is_over or len(sentences) == max_searches:
-            # The chain is not the answer: the reader gives that.
+            # The chain does not contain the answer: the reader gives it.
             kind = ActionKind.SEARCH if sentence else ActionKind.INVALID
             argument = sentence or "The sentence is empty."
             episode.turns.append(Turn(sampled.text, kind, argument, generate_s=sampled.seconds))
@@ -71,7 +72,7 @@ async def _next_sentence(
 def _open(
     episode: OpenEpisode, template: str, hits: dict[str, Hit], others: dict[str, str]
 ) -> Context:
-    """A context of the template with the question, the passages that fit, and ``others``."""
+    """Opens a context with the template, the question, the passages that fit, and ``others``."""
     texts = {"question": with_question_mark(episode.question.text), **others}
     room = own_prompts.room_after(episode, template, {**texts, "passages": ()})
     passages = own_prompts.shown_passages(episode, list(hits.values()), room)

@@ -1,7 +1,7 @@
 """Selects the method that answers an evaluation's questions: the environment, or a baseline.
 
-``make_player`` gives the evaluation an object that plays jobs; nothing else there knows of the
-baselines. Each baseline has its own file, with its paper and how it differs from it.
+``make_player`` gives the evaluation an object that plays jobs; the rest of the evaluation does not
+know the baselines. Each baseline has a file that names its paper and the differences from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROMPTS: dict[Method, tuple[str, ...]] = {
     "ircot": (ircot.CHAIN_TEMPLATE, ircot.READER_TEMPLATE),
     "search_o1": (search_o1.TEMPLATE, search_o1.READER_TEMPLATE),
 }
-"""Each baseline's prompts, the first one first; the other methods use the environment's."""
+"""Each baseline's prompts, beginning with the first used; others use the environment's."""
 
 _RULES: dict[Method, Rule] = {
     "direct": partial(single_prompt.ask_once, template=single_prompt.DIRECT),
@@ -53,7 +53,7 @@ def make_player(
     """
     method = config.evaluation.method
     if method in PROMPTS:
-        # Each chain keeps its slot in the engine while its passages are read in another.
+        # Each chain keeps its slot in the engine while its passages are read in another slot.
         has_two_contexts = method == "search_o1" and config.model.endpoint is None
         num_slots = config.placement.in_process.num_slots
         room = _half_of_the_slots(num_slots) if has_two_contexts else nullcontext()
@@ -90,7 +90,7 @@ class BaselinePlayer:
     def check_prompts(self, questions: Iterable[Question]) -> None:
         """Encodes every first prompt; raises ``UserError`` for one that leaves too little room.
 
-        If it is to contain passages, those of a search and a turn must also fit.
+        If the prompt will contain passages, the passages of one search and a turn must also fit.
         """
         empty = {"passages": (), "reasoning": ""}
         environment = self._config.environment

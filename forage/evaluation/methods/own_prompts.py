@@ -2,7 +2,7 @@
 
 Each baseline is a rule for an open episode. Its prompts show the passages without a frame, and a
 search that it makes for the policy is a turn without sampled text. The rewards, which read what the
-policy wrote, score them all.
+policy wrote, score all baselines.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def record_own_search(episode: OpenEpisode, found: Found, shown: Observation) ->
 
 
 def open_prompt(episode: OpenEpisode, template: str, fillings: Mapping[str, Filling]) -> Context:
-    """A context that begins with this prompt, with its own noise."""
+    """Opens a context that begins with this prompt and samples with separate random numbers."""
     key = f"{episode.setting.key}/context{len(episode.contexts)}"
     return episode.open_context(key, fill(template, fillings, episode.codec))
 
@@ -93,7 +93,7 @@ def room_after(episode: OpenEpisode, template: str, fillings: Mapping[str, Filli
 
 
 def shown_passages(episode: OpenEpisode, hits: Sequence[Hit], max_tokens: int) -> Observation:
-    """The first passages, as many as fit into ``max_tokens``."""
+    """As many of the first passages as fit into ``max_tokens``."""
     return build_observation(hits, episode.codec, max_tokens, EMPTY_FRAME)
 
 

@@ -3,13 +3,13 @@
 Rejection sampling as Search-R1 makes its data (https://arxiv.org/abs/2503.09516, after Ahn et al.,
 https://arxiv.org/abs/2402.00157): of ``evaluation.num_candidates`` (5) episodes per question,
 played in the ordinary environment at ``rollout.temperature``, those with a correct final answer are
-kept for training. If one per question is wanted it is the one with the highest reward, as in RAFT
-(https://arxiv.org/abs/2304.06767), and the earliest in a tie: with the default reward, the first
-exact match, or else the first.
+kept for training. If only one per question is wanted, it is the one with the highest reward, as in
+RAFT (https://arxiv.org/abs/2304.06767), and the earliest in a tie: with the default reward, the
+first exact match, or the first episode if none matches.
 
-It uses the golden answers to choose: its EM is pass@k, an upper bound on the policy's and not a way
-to answer questions. It differs from the paper in that nothing is trained here; the kept episodes
-are ordinary ones, for ``forage sft``.
+It uses the golden answers to choose, so its EM is pass@k: an upper bound on the policy's EM, not a
+way to answer questions. Unlike in the paper, nothing is trained here; the kept episodes are
+ordinary ones, for ``forage sft``.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ reasoning, the passages do not enter its reasoning. Instead the policy first rea
 separate context, given the query and the reasoning so far, and its notes are inserted into the
 chain. A turn that neither searches nor answers ends the chain, as in the paper.
 
-Differences: our search tags instead of their markers, so that passages can open neither; passages
-as the retriever returns them instead of whole web pages; the answer in tags instead of a box; and
-after ``environment.max_turns`` searches one last turn, in which a search is not run.
+Differences from the paper: the chain has our search tags, so that passages can open none, and the
+answer is in tags, not in a box. The reader gets passages as the retriever returns them, not whole
+web pages. After ``environment.max_turns`` searches there is one last turn, whose search is not run.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def _condense(
 ) -> tuple[Observation, Observation]:
     """The passages as the reader saw them, and the note that is inserted into the chain.
 
-    If nothing was found there is nothing to read: the chain gets the fixed text that says so.
+    If nothing was found, there is nothing to read, and the chain gets a fixed text that says so.
     """
     codec, budget = episode.codec, episode.config.max_observation_tokens
     if found.failure is not None or not found.hits_K:
@@ -74,7 +74,7 @@ async def _condense(
     shown = own_prompts.shown_result(episode, found)
     texts = {"query": found.query, "passages": shown.token_ids}
     room = own_prompts.room_after(episode, READER_TEMPLATE, {**texts, "reasoning": ()})
-    # If it is too long, the latest part matters most.
+    # If the reasoning is too long, its latest part matters most.
     latest = tuple(codec.encode_untrusted(reasoning))
     latest = latest[len(latest) - room :] if len(latest) > room else latest
     texts = {**texts, "reasoning": latest}

@@ -2,12 +2,12 @@
 
 Direct inference, as in Search-R1's table (https://arxiv.org/abs/2503.09516), asks for the answer at
 once; the prompt's wording differs. Chain of thought: Wei et al., https://arxiv.org/abs/2201.11903.
-They show worked examples before the question; here the prompt asks for steps in words, as zero-shot
-prompts do (Kojima et al., https://arxiv.org/abs/2205.11916), and the answer is in tags, so that no
-second prompt has to extract it. Retrieval-augmented generation: Lewis et al.,
-https://arxiv.org/abs/2005.11401. They train retriever and reader together and sum over passages;
-here, as in Search-R1's table, one prompt shows the ``search.topk`` passages to a model that was not
-trained for it.
+The paper shows worked examples before the question; here the prompt asks for steps in words, as
+zero-shot prompts do (Kojima et al., https://arxiv.org/abs/2205.11916), and the answer is in tags,
+so that no second prompt has to extract it. Retrieval-augmented generation: Lewis et al.,
+https://arxiv.org/abs/2005.11401. The paper trains retriever and reader together and sums over
+passages; here, as in Search-R1's table, one prompt shows the ``search.topk`` passages to a model
+that was not trained for it.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def compared_slices(arm: ComparedArm) -> list[tuple[str, ComparedSlice, bool]]:
 
 
 def compared_arm_name(arm: ComparedArm, comparison: Comparison) -> str:
-    """The arm, and both methods if they differ."""
+    """The arm's name, with both methods if they differ."""
     first, second = comparison.protocols
     if first.method == second.method:
         return arm_name(arm.arm, first.searches)

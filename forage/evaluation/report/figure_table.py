@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure, and in smaller print what qualifies it."""
+    """A figure, and the interval or remark that qualifies it in smaller print."""
 
     text: str
     detail: str = ""

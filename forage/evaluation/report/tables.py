@@ -1,8 +1,8 @@
 """An evaluation's tables, for the terminal, Markdown and web pages, and its Markdown report.
 
-By arm and hops, by data source, before and after training, and next to published results, with the
-differences in protocol. Each figure is a column that a slice fills; nothing is computed here. The
-viewer renders the same content as a web page.
+There are tables by arm and hops, by data source, before and after training, and next to published
+results, with the differences in protocol. Each figure is a column that a slice fills; nothing is
+computed here. The viewer renders the same content as a web page.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Column:
 def summary_tables(
     summary: EvaluationSummary, searches: bool = True, is_wide: bool = False
 ) -> list[FigureTable]:
-    """By arm and hops, and by data source if there are several; all figures if ``is_wide``.
+    """Tables by arm and hops, and by data source if there are several; ``is_wide``: all figures.
 
     ``searches`` says whether the method ever searches.
     """
@@ -80,7 +80,7 @@ def em_table(summary: EvaluationSummary, searches: bool = True) -> FigureTable:
 def arms_table(
     summary: EvaluationSummary, searches: bool = True, is_wide: bool = False
 ) -> FigureTable:
-    """Every arm, over all questions and by number of hops."""
+    """The figures of every arm, over all questions and by number of hops."""
     columns = _columns(summary, is_wide)
     rows: list[Row] = []
     for arm, part in summary.arms.items():
@@ -93,7 +93,7 @@ def arms_table(
 def sources_table(
     summary: EvaluationSummary, searches: bool = True, is_wide: bool = False
 ) -> FigureTable:
-    """Every arm by data source, with the mean of sources that published tables report."""
+    """The figures of every arm by data source, with the mean of sources that papers report."""
     columns = _columns(summary, is_wide)
     rows: list[Row] = []
     for arm, part in summary.arms.items():

@@ -28,7 +28,7 @@ from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest, normalise_query
 from forage.types import FailureKind, Hit, PageReply, SearchReply
 
-# Share of the deadline within which the dispatcher gives up because no further try would fit.
+# This share of the deadline before its end, the dispatcher gives up: no further try would fit.
 _SPARE = 0.15
 
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
 _RETRIEVE = "/retrieve"
-# Legitimate replies have whole pages, or hundreds of passages for dozens of queries; this is more.
+# Larger than legitimate replies: whole pages, or hundreds of passages for dozens of queries.
 _MAX_REPLY_BYTES = 256 * 2**20
 # Parsing a reply of thousands of passages would hold up the other episodes.
 _PARSE_IN_THREAD_BYTES = 4 * 2**20

@@ -1,7 +1,7 @@
 """Estimates the memory, disk space and time of an index before it is built.
 
 Sizes follow from the formats (FAISS's own, compared with real files in the tests); times are
-measured by encoding a sample and building a small index of random vectors. Nothing is kept.
+measured by encoding a sample and building a small index of random vectors, which are not kept.
 """
 
 from __future__ import annotations
@@ -166,9 +166,9 @@ def index_bytes(num_passages: int, dimension: int, settings: FaissSettings) -> i
 
 
 def index_seconds(num_passages: int, dimension: int, settings: FaissSettings) -> float:
-    """Roughly how long FAISS takes, from building a small index of random vectors now.
+    """Estimates the time that FAISS takes, by building a small index of random vectors.
 
-    Training and filling lists grow with their number, walking a graph with log N.
+    Training and filling lists take time in proportion to their number, walking a graph log N.
     """
     from forage.retrieval.vectors.faiss_index import build_faiss
 

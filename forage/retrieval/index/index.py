@@ -39,7 +39,7 @@ from forage.retrieval.vectors.qdrant import (
 from forage.retrieval.words.bm25_index import BM25Manifest, BM25Settings, build_index, open_bm25
 from forage.types import Hit
 
-# By group of options and name: the settings of each backend.
+# The settings of each backend, by group of options and by name.
 BACKENDS: Mapping[str, Mapping[str, type[BaseModel]]] = {
     "bm25": {"bm25": BM25Settings},
     "vectors": BUILT_KINDS,

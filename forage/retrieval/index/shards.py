@@ -62,7 +62,7 @@ class ShardInfo:
 def cut_index(directory: Path, out: Path, count: int) -> list[Path]:
     """Cuts a BM25 index into ``count`` index directories in ``out``; raises ``UserError``.
 
-    They have equal runs of rows and are written to ``shard_places``, replacing existing ones.
+    Each has an equal run of rows and is written to its place in ``shard_places``, replacing any.
     """
     with open_index(directory) as index:
         manifest = index.manifest

@@ -9,8 +9,8 @@ Who waits for whom (``>`` waits for)::
              turn until it is full (``turns.py``)
 
 Nothing waits on a clock, so a lone caller is served at once, and the busier the server, the larger
-its batches. This file also watches whether searches fail; HTTP, limits and formats are
-``server.py``'s.
+its batches. This file also watches whether searches fail; ``server.py`` handles HTTP, limits and
+formats.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class Batcher:
         """Returns the hits of each query, in order; raises what the source raised.
 
         ``queries`` are normalised (``wire.normalise_query``); an empty query has no hits, whatever
-        the source. The request takes turns with all others, from this address and from others. A
-        cancelled caller does not affect the others, and queries that nobody waits for any more are
-        not searched. Raises ``OverLimit`` if the reply would exceed ``max_bytes``, and immediately
-        if the queue is too long for an answer within ``seconds``.
+        the source. The request takes turns with others from its address, and its address with other
+        addresses. A cancelled caller does not affect the others, and a query whose callers have all
+        left is not searched. Raises ``OverLimit`` if the reply would exceed ``max_bytes``, or
+        immediately if the queue is too long for an answer within ``seconds``.
         """
         self._figures.add(Figure.QUERIES, len(queries))
         request = QueuedRequest(queries, topk, max_bytes)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Shape)
 
 _LARGE = 2**16
-# Limits for a large body; 16 MB of questions contain half as many. They bound the time that
+# Limits for a large body; 16 MB of questions contain half as many. The limits bound the time that
 # validating and freeing the parsed objects takes.
 _MAX_COMMAS, _MAX_BRACKETS = 2**19, 2**18
 

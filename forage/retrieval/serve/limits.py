@@ -1,4 +1,4 @@
-"""Limits of a search server per request, per address and in total, and its refusals.
+"""Defines a search server's limits per request, per address and in total, and its refusals.
 
 ``middleware.py`` checks requests before their bodies are read; the routes check what they request.
 """
@@ -23,7 +23,7 @@ _LARGEST_BODIES = 32
 class OverLimit(Exception):
     """A request exceeds a limit; carries the HTTP status and a sentence that names the limit.
 
-    ``retry_after_s``: when the same request will be within it.
+    ``retry_after_s``: the time after which the same request will be within the limit.
     """
 
     def __init__(self, status: int, detail: str, retry_after_s: float | None = None) -> None:
@@ -108,11 +108,11 @@ class Room:
 
 
 class Traffic:
-    """What requests occupy, and whether the server is stopping."""
+    """The connections, places and memory in use, and whether the server is stopping."""
 
     def __init__(self, limits: Limits) -> None:
         self.connections = Room(limits.max_connections)
-        # Only requests whose bodies have arrived: slow bodies do not block others.
+        # Only for requests whose bodies have arrived: slow bodies do not block others.
         self.places = Room(limits.max_in_flight)
         self.body_bytes = Room(_LARGEST_BODIES * limits.max_body_bytes)
         self.num_open = 0

@@ -104,9 +104,9 @@ class Turns:
     def weight_before(self, request: QueuedRequest, address: str, enough: float) -> float:
         """The weight searched until a new request is answered, including its own.
 
-        By then each other request of its address has had at most as much as the request itself, and
-        each other address at most as much as its address. If the total weight of the queue is at
-        most ``enough``, returns that instead, which is cheaper to compute.
+        By then, at most as much has been searched for each other request of its address as for
+        this request, and for each other address as for its own. If the total weight of the queue is
+        at most ``enough``, returns that instead, which is cheaper to compute.
         """
         if self._weight + request.weight <= enough:
             return self._weight + request.weight

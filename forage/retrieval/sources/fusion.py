@@ -22,8 +22,8 @@ RRF_K = 60
 class Fused:
     """Searches every part ``depth`` hits deep, whatever ``topk`` is, and fuses the rankings.
 
-    The depth is fixed so that the first k of a search for more are the search for k. A search finds
-    between ``depth`` and ``depth`` times the number of parts.
+    The depth is fixed so that the first k hits of a search for more are those of a search for k. A
+    search finds between ``depth`` and ``depth`` times the number of parts.
     """
 
     def __init__(self, sources: Sequence[Source], depth: int = 100, k: int = RRF_K) -> None:
@@ -47,7 +47,7 @@ class Fused:
         self._threads = ThreadPoolExecutor(len(sources), thread_name_prefix="fusion")
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """The parts search in parallel; raises the ``SourceError`` of the first that failed.
+        """Searches the parts in parallel; raises the ``SourceError`` of the first that failed.
 
         If one part fails, the search fails: half a fusion would be a different ranking.
         """

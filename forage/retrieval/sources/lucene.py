@@ -99,7 +99,7 @@ class Lucene:
 def start_java() -> Any:
     """Starts Java; returns a function from class name to class; raises ``UserError``.
 
-    Uses the Java of ``JAVA_HOME``, or else the one that the extra installed.
+    Uses the Java of ``JAVA_HOME``, otherwise the one that the extra installed.
     """
     try:
         if "JAVA_HOME" not in os.environ and "jnius" not in sys.modules:

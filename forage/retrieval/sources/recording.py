@@ -56,7 +56,7 @@ class Recorder:
             raise
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """Recorded answers, and the source's for new queries; raises ``SourceError``.
+        """Returns recorded answers, and the source's for new queries; raises ``SourceError``.
 
         New answers are in the file before they are returned.
         """
@@ -81,7 +81,7 @@ class Recorder:
         """The answers so far; writes a new file's header and removes a torn last line."""
         header = RecordingHeader(name=self.name, id=self.id, num_passages=self.num_passages)
         line = header.model_dump_json().encode() + b"\n"
-        # New, or its writer was killed during the header; any other content is someone's file.
+        # The file is new, or its writer was killed in the header; other content is not a recording.
         if line.startswith(begun := self._file.readline()) and begun != line:
             self._out.truncate(0)
             self._write(line)
@@ -164,10 +164,10 @@ class _Answers:
         return max((topk for topk, _ in self._places.get(query, ())), default=0)
 
     def find(self, query: str, topk: int) -> list[Hit] | None:
-        """The first k hits of the first answer that has as many, or None.
+        """The first ``topk`` hits of the first answer that has as many, or None.
 
-        Sources promise that the first k of a longer search are the search for k, and servers rely
-        on it when they join requests, so an answer recorded for 5 hits serves a request for 3.
+        Sources promise that the first k hits of a longer search are those of a search for k, and
+        servers rely on it when they join requests, so an answer for 5 hits serves a request for 3.
         """
         for recorded_topk, offset in self._places.get(query, ()):
             if recorded_topk >= topk:

@@ -41,8 +41,8 @@ class ScorePairs(Protocol):
 class Reranked:
     """Retrieves ``depth`` hits per query, whatever ``topk`` is, and sorts them by model score.
 
-    The published setting retrieves 10 and keeps 3. The depth is fixed so that the first k of a
-    search for more are the search for k; no search finds more than ``depth``.
+    The published setting retrieves 10 and keeps 3. The depth is fixed so that the first k hits of a
+    search for more are those of a search for k; no search finds more than ``depth``.
     """
 
     def __init__(self, source: Source, model: ScorePairs, depth: int = 10) -> None:

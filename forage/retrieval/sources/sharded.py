@@ -127,7 +127,7 @@ class Sharded:
         self.id = f"{self.name}-{len(infos)}-{digest.hexdigest()[:16]}"
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """All shards search all queries in parallel; raises ``SourceError``."""
+        """Searches all shards in parallel for all queries; raises ``SourceError``."""
         from ray.exceptions import RayActorError
         from ray.serve.exceptions import RayServeException
 

@@ -62,7 +62,7 @@ class BuildProgress:
         return (self._total - self.done) / self.rate()
 
     def sentence(self) -> str:
-        """``encoding passages: 1,200 of 5,000, 310/s, 0:00:12 left``."""
+        """The progress in words: ``encoding passages: 1,200 of 5,000, 310/s, 0:00:12 left``."""
         of = "" if self._total is None else f" of {self._total:,}"
         left = self.left_s()
         end = "" if left is None else f", {format_duration(left)} left"
@@ -102,7 +102,7 @@ def build_progress(
 
 
 def format_duration(seconds: float) -> str:
-    """``3:07:09``."""
+    """Hours, minutes and seconds: ``3:07:09``."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 

@@ -1,8 +1,8 @@
 """Sizes and checksums of an index's files, and whether the files still match them.
 
 A changed byte in a mapped array gives wrong passages without an error, so opening an index compares
-its files with the manifest: the size of each, all of each file that is not very large, and samples
-spread over the others (or, for ``--verify``, all of them too). ``OpenFiles`` detects a file that is
+its files with the manifest: the size of each file, the content of all but very large files, and
+samples spread over those (with ``--verify``, all of them). ``OpenFiles`` detects a file that is
 truncated while it is mapped.
 """
 
@@ -19,7 +19,7 @@ from pydantic import Field
 from forage.errors import UserError
 from forage.settings import Strict
 
-# A second for five gigabytes in memory; of larger files, each opening reads only a part.
+# Files up to this size are read whole, five gigabytes a second from memory; larger ones in part.
 _MAX_WHOLE_BYTES = 256 * 2**20
 _NUM_SAMPLES, _SAMPLE_BYTES = 1024, 64 * 2**10
 _MAX_WATCHED = 256

@@ -29,14 +29,14 @@ MAX_COUNT = 10_000_000
 Count = Annotated[int, Field(le=MAX_COUNT)]
 """A bounded number of candidates, lists, links etc.: libraries allocate what a manifest says."""
 
-# Qdrant's store, which its client rewrites whenever it opens it, and verifies itself.
+# Qdrant's store, which its client rewrites at each opening and verifies itself.
 _LIVING = frozenset({"qdrant"})
 # Suffixes of the files that opening an index reads.
 _READ_SUFFIXES = {".npy", ".json", ".jsonl", ".faiss"}
 _REMEDY = "build the index again from its corpus"
 
-# sha256 takes two seconds per gigabyte. Above this, only the size is compared; the limit is lower
-# for files that also have the faster sums.
+# sha256 takes two seconds per gigabyte. Above this size, only sizes are compared; the limit is
+# lower for files that also have the faster sums.
 _MAX_HASHED_BYTES = 256 * 2**20
 _MAX_HASHED_TWICE_BYTES = 16 * 2**20
 

@@ -110,8 +110,8 @@ def open_dense(
 class DenseBackend:
     """Ranks rows by the inner product of vectors.
 
-    In an approximate index, "the first k of a search for more are the search for k" holds up to its
-    number of candidates (``num_candidates``); a larger search finds the same or better.
+    In an approximate index, the first k results of a search for more are those of a search for k
+    only up to its number of candidates (``num_candidates``); a larger search is as good or better.
     """
 
     def __init__(

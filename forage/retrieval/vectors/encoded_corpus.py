@@ -135,7 +135,7 @@ def encoded_corpus(
 def _finish(directory: Path, has_vectors: bool) -> None:
     """Seals the index, then removes what only the build needs.
 
-    In this order because checksums of a large index take minutes: a build killed during that time
+    The order matters: checksums of a large index take minutes, and a build killed during that time
     resumes with its vectors.
     """
     passing = (_STATE_FILE, *(() if has_vectors else (VECTORS_DIR,)))

@@ -64,7 +64,7 @@ def encode_corpus(
 
 
 class _Stopped(Exception):
-    """Another thread failed."""
+    """Raised in a thread to stop it, because another thread failed."""
 
 
 def _encode_rows(

@@ -144,7 +144,7 @@ def _empty(settings: FaissSettings, dimension: int) -> Any:
     if isinstance(settings, HnswSettings):
         index.hnsw.efConstruction = settings.ef_construction
     if isinstance(settings, PqSettings | IvfPqSettings):
-        # It takes minutes, for a search by Hamming distance that is not used here.
+        # Building it takes minutes, for a search by Hamming distance that is not used here.
         index.do_polysemous_training = False
     return index
 

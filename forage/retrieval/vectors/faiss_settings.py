@@ -22,7 +22,7 @@ RescoreDtype = Literal["float16", "int8"]
 # FAISS warns below 39 training vectors per centroid; product quantisation has 256 per byte.
 _TRAIN_PER_CENTROID = 40
 _CENTROIDS_PER_BYTE = 256
-# Rows requested from FAISS: to be rescored, and the minimum otherwise.
+# Rows requested from FAISS: the number to rescore, or the minimum without rescoring.
 _CANDIDATES, _FEWEST = 200, 32
 
 
@@ -133,9 +133,9 @@ BUILT_KINDS: dict[str, type[FaissKind]] = {
 def fit_to(settings: FaissSettings, num_rows: int, dimension: int) -> FaissSettings:
     """Fills in the open settings for a corpus; raises ``UserError``.
 
-    Lists: about 4 sqrt(N), a power of two, few enough to train each. Probes: one list in 64,
-    between 8 and 256. Bytes of product quantisation: one for 8 dimensions. Candidates: 32 for 8
-    bits, 200 for product quantisation.
+    The number of lists is about 4 sqrt(N), a power of two, few enough to train each. A search
+    probes one list in 64, between 8 and 256. Product quantisation takes one byte for 8 dimensions.
+    There are 32 candidates for 8 bits, 200 for product quantisation.
     """
     changes: dict[str, int] = {}
     if isinstance(settings, Sq8Settings | PqSettings | IvfPqSettings):
@@ -201,8 +201,8 @@ def rescore_dtype(settings: FaissSettings) -> RescoreDtype | None:
 def num_candidates(settings: FaissSettings, topk: int) -> int:
     """Number of rows to request from FAISS.
 
-    At least a fixed number, so that up to it the first k of a search for more are the search for k
-    (the batcher shares one search among requests).
+    It is at least a fixed number, so that up to it the first k rows of a search for more are those
+    of a search for k (the batcher shares one search among requests).
     """
     if isinstance(settings, Sq8Settings | PqSettings | IvfPqSettings) and settings.candidates:
         return max(topk, settings.candidates)

@@ -2,7 +2,7 @@
 
 It decides the dtype on a CPU (bfloat16 is compared with float32 for speed and closeness), whether
 the tokenizer knows the scripts of a corpus, and whether the encoder still returns the vectors that
-an index was built with: an index stores those of its probe texts.
+an index was built with: an index stores the vectors of its probe texts.
 ``forage.retrieval.vectors.sentence_encoder`` loads models.
 """
 
@@ -49,8 +49,8 @@ PROBE_TEXTS = tuple(
     for start in range(24)
 )
 
-# Letters per token: 2 to 4 if an encoder knows the script, 1 or less otherwise. If letters are
-# syllables or words, one per token is a lot, and bytes of one are few.
+# Letters per token are 2 to 4 if an encoder knows the script, 1 or less otherwise. If letters are
+# syllables or words, one per token is already many, and tokens for single bytes give fewer.
 _LEAST_LETTERS, _LEAST_SYLLABLES = 1.3, 0.6
 _SYLLABLES = frozenset({"CJK", "KANA", "HANGUL"})
 _MOST_UNKNOWN = 0.1

@@ -37,7 +37,7 @@ _MAX_TRIES = 6
 _TEMPORARY = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL"}
 _QUERIES_PER_REQUEST = 64
 # With quantised vectors, at least this many candidates are rescored with full vectors, so that up
-# to it the first k of a search for more are the search for k.
+# to it the first k rows of a search for more are those of a search for k.
 _NUM_RESCORED = 100
 # A segment of millions of points gets its graph in one step, which takes hours.
 _STALL_S = 6 * 3600.0
@@ -203,7 +203,7 @@ class QdrantCollection:
             if state.status == models.CollectionStatus.RED:
                 raise UserError(f"Qdrant could not index {self._name!r}: {state.optimizer_status}")
             if state.status == models.CollectionStatus.GREY:
-                self._ask_for_graph()  # a restarted server waits for this
+                self._ask_for_graph()  # a restarted server builds no graph without this
             now = (state.status, state.indexed_vectors_count, state.segments_count)
             if now != last:
                 last, since = now, time.monotonic()
@@ -313,7 +313,7 @@ def _defer_syncs(client: Any, name: str) -> None:
     Syncing limits it to a dozen points per second on a busy disk. A killed build loses nothing;
     after a power failure the build must start over.
     """
-    # There is no public API; if a new client moves its database, it is merely slow again.
+    # There is no public API; if a new client renames its database, this merely has no effect.
     local = getattr(client, "_client", None)
     collection = getattr(local, "collections", {}).get(name)
     database = getattr(getattr(collection, "storage", None), "storage", None)

@@ -291,8 +291,8 @@ class _Loaded:
 
 
 def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Task) -> np.ndarray:
-    # Not the library's encode(): it sorts and splits what is already one batch, which takes a tenth
-    # of a lone query's time.
+    # The library's encode() is not used: it sorts and splits what is already one batch, which takes
+    # a tenth of a lone query's time.
     features = batch_to_device(model.preprocess(texts, prompt=prefix, task=task), model.device)
     with torch.inference_mode():
         vectors = model(features, task=task)["sentence_embedding"]

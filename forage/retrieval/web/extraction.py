@@ -24,8 +24,8 @@ from forage.retrieval.web.page_text import (
 
 _PROGRAM = "forage.retrieval.web.page_text"
 _STARTUP_S = 60.0
-# A process ends itself when a page's CPU time is used up. Wall-clock time may be this many times as
-# long on a busy machine; after that, we end it.
+# A process ends itself when a page's CPU time is used up. On a busy machine, wall-clock time may be
+# this many times as long; after that, the pool ends the process.
 _PATIENCE = 10
 # How long a process that has closed its output may take to exit.
 _ENDING_S = 1.0
@@ -48,7 +48,7 @@ class Extraction:
         self._idle.append(await self._start_process())
 
     async def text(self, page: Fetched) -> str:
-        """The readable text of a page ("" if there is none); raises ``ExtractionError``."""
+        """The readable text of a page, "" if there is none; raises ``ExtractionError``."""
         async with self._room:
             process = await self._take_process()
             try:

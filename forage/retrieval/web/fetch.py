@@ -32,7 +32,7 @@ _HEADERS = {
 
 
 class FetchError(Exception):
-    """A page could not be fetched; a temporary failure may not recur."""
+    """A page could not be fetched; if the failure is temporary, a retry may succeed."""
 
     def __init__(self, reason: str, is_temporary: bool = False) -> None:
         super().__init__(reason)

@@ -38,11 +38,11 @@ _MAX_REPLY_BYTES = 8 * 2**20
 class WebSource:
     """A provider as a source.
 
-    If one query of a batch fails, the batch raises, but nothing paid for is lost: each answer is
-    cached as it arrives, so asking again costs only what failed. A query that the provider
-    permanently refused, or whose reply was unusable (twice, if retries are allowed), fails for a
-    minute without being sent. Scores are 1 / rank, since providers return none. A query finds at
-    most ``num_results`` hits, whatever ``topk`` is. An empty query finds nothing and costs nothing.
+    If one query of a batch fails, the batch raises, but each answer is cached as it arrives, so a
+    retry pays only for what failed. A query that the provider permanently refused, or whose reply
+    was unusable (twice, if retries are allowed), fails for a minute without being sent. Scores are
+    1 / rank, since providers return none. A query finds at most ``num_results`` hits, whatever
+    ``topk`` is. An empty query finds nothing and costs nothing.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class WebSource:
     async def _ask(
         self, query: str, deadline: float
     ) -> tuple[WebResult, ...] | RemoteFailure | SourceError:
-        """One try: wait for the rate limit, pay, send; refunds a refusal that was not billed."""
+        """Tries once: waits for the rate limit, pays, sends; refunds a refusal without a bill."""
         loop, settings = asyncio.get_running_loop(), self._settings
         # A request with less than half its time left is not worth its price.
         turn = self._rate.reserve(loop.time(), deadline - settings.timeout_s / 2)
@@ -200,7 +200,7 @@ class WebSource:
         return outcome
 
     async def _send(self, query: str, timeout_s: float) -> tuple[WebResult, ...] | RemoteFailure:
-        """One request: the results (empty if there are none), or a failure."""
+        """Sends one request; returns the results (empty if there are none), or a failure."""
         reply = await self._sender.send(self._settings.request(query, self._key), timeout_s)
         if isinstance(reply, RemoteFailure):
             return reply
@@ -244,7 +244,7 @@ def _identity(settings: Provider) -> str:
     """Identifies everything that determines the answers, except the web itself."""
     parts = [*settings.answers_depend_on, settings.mode]
     if settings.mode == "pages":
-        # Extraction limits determine no answer, and older recordings lack them.
+        # Extraction limits do not determine answers, and older recordings lack them.
         bounds = {"extraction_s", "extraction_mb"}
         parts.append(settings.pages.model_dump_json(exclude=bounds))
     return f"{settings.provider}-{sha256(repr(parts).encode()).hexdigest()[:16]}"

@@ -85,7 +85,7 @@ class BM25:
 
     @property
     def name(self) -> str:
-        """``bm25``, with the language unless that is ``plain``: ``bm25-en``."""
+        """The name ``bm25``, with the language unless that is ``plain``: ``bm25-en``."""
         language = self._analyzer.spec.language
         return "bm25" if language == PLAIN else f"bm25-{language}"
 
@@ -105,7 +105,7 @@ class BM25:
         ]
 
     def _terms(self, query: str) -> list[str]:
-        """The terms of a query; if it has only stop words, these."""
+        """The terms of a query; if it has only stop words, the stop words."""
         words = self._analyzer.words(query)
         return words if words or self._stop_words is None else self._stop_words.words(query)
 
@@ -139,7 +139,7 @@ class Columns:
         maxima: np.ndarray,
         num_rows: int,
     ) -> None:
-        """Column t is ``starts[t]:starts[t + 1]`` of the pairs, ``maxima[t]`` its highest score."""
+        """Column t is ``starts[t]:starts[t + 1]`` of the pairs; its maximum is ``maxima[t]``."""
         # Plain arrays: slicing a memory map costs microseconds more.
         self._rows, self._scores = np.asarray(pair_rows), np.asarray(pair_scores)
         self._starts, self._maxima = np.asarray(starts), np.asarray(maxima)

@@ -32,7 +32,7 @@ _BLOCK_CHARS = 2**22
 _NUM_CHOOSING = 256
 
 MAX_K1 = 1_000
-"""At a tenth of this, a score is already the number of occurrences, whatever the length."""
+"""The maximum: at a tenth of it, a score is the number of occurrences, whatever the length."""
 
 
 class BM25Builder:
@@ -113,7 +113,7 @@ class BM25Builder:
         score_pairs = word_counts.score_pairs if compiled else plain_counts.score_pairs
         self._count()
         if not self._numbers:
-            # No text has a word: one word that occurs nowhere keeps the matrix valid.
+            # No text has a word: a word that occurs nowhere keeps the matrix valid.
             self._numbers[""] = 0
         dfs = np.zeros(len(self._numbers), dtype=np.int64)
         for block in (*self._blocks, *self._stop_blocks):

@@ -142,8 +142,8 @@ def open_bm25(directory: Path, manifest: BM25Manifest) -> bm25.BM25:
 def cut_rows(directory: Path, rows: range, out: Path) -> None:
     """Saves in ``out`` the index of ``rows`` alone, with their scores in the whole index.
 
-    An index built from those texts alone would score them by their own word counts. Needs memory
-    for one block of pairs. The index must have been opened without error.
+    An index built from those texts alone would score them by the word counts of those texts only.
+    Cutting needs memory for one block of pairs. The index must have been opened without error.
     """
     values = np.load(directory / bm25.VALUES_FILE, mmap_mode="r")
     pair_rows = np.load(directory / bm25.ROWS_FILE, mmap_mode="r")

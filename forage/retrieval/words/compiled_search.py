@@ -1,8 +1,8 @@
 """MaxScore in machine code, for large indexes: a faster equivalent of ``bm25.Columns``.
 
 Rows and scores are equal bit for bit; it is several times as fast and releases the interpreter
-lock. Loading the compiler takes a second, so small indexes use numpy. It looks up the leading rows
-in all remaining columns early: their exact sums raise the threshold for every other row.
+lock. Loading the compiler takes a second, so small indexes use numpy. The leading rows are looked
+up in all remaining columns early: their exact sums raise the threshold for every other row.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _search(terms: Any, ends_Q: Any, columns: Any, scratch: Any, found: Any) -> 
         rows = np.sort(seen[:num_seen])
         for row in rows:
             sums[row] = 0
-        # In the order of the query, so that rounding depends on nothing else.
+        # Sums are in the order of the query, so that rounding depends on nothing else.
         scores = np.zeros(len(rows), dtype=np.float32)
         for term in query_terms:
             _look_up(columns, term, np.float32(1), rows, scores)
@@ -110,7 +110,7 @@ def _candidates(query_terms: Any, columns: Any, topk: Any, keep: Any, sums: Any,
     leading = np.empty(topk + _MORE_SURE, dtype=np.int32)
     num_seen = num_done = 0
     bar = np.float32(0)
-    # Whole columns, as long as an unseen row can win.
+    # Add whole columns as long as an unseen row can win.
     while num_done < len(terms) and left[num_done] >= bar * keep:
         num_leading, num_seen = _add(
             columns, terms[num_done], weights[num_done], sums, seen, num_seen, highest, leading

@@ -32,7 +32,7 @@ from forage.retrieval.words.analyzer import Analyzer, AnalyzerSpec
 from forage.retrieval.words.bm25_builder import BM25Builder
 from forage.retrieval.words.word_counts import WordCounts, count_words
 
-# Not ``-m``: pickled classes would belong to ``__main__``, which is another module in this process.
+# Not started with ``-m``: pickled classes would belong to ``__main__``, another module here.
 _PROGRAM = "from forage.retrieval.words.count_processes import main; main()"
 # Bytes of lines (about 50,000 passages) before processes are started: loading takes them a second,
 # in which this process continues alone.

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from forage.errors import UserError
 
-# ANY splits by script, without stems and stop words; PLAIN at all but letters and digits.
+# ANY splits by script, without stems and stop words; PLAIN splits at all but letters and digits.
 ANY, PLAIN = "any", "plain"
 AUTO = "auto"
 
@@ -74,7 +74,7 @@ LANGUAGES = {
 CHOICES = (AUTO, ANY, PLAIN, *LANGUAGES)
 
 _KANA = frozenset({"HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"})
-# Scripts that one language here uses. Not Devanagari: Marathi and Nepali use it too.
+# Scripts that only one of these languages uses. Devanagari is missing: Marathi and Nepali use it.
 _ONLY_LANGUAGE = {LANGUAGES[code].script: code for code in "zh el hy km ko lo my ta th".split()}
 _OTHER_NAMES = {"nb": "no", "nn": "no"}
 
@@ -124,7 +124,7 @@ def shares(texts: Iterable[str], kind_of: Callable[[str], str] = language_of) ->
 
 
 def main_language(texts: Iterable[str]) -> str:
-    """The language of most texts of a corpus; ``any`` if there is none, or it is unknown here."""
+    """The language of most texts of a corpus; ``any`` if there is none, or none that is listed."""
     found = shares(texts)
     code = next(iter(found), "")
     return code if code in LANGUAGES and found[code] >= _MAIN_SHARE else ANY

@@ -3,8 +3,8 @@
 Marks (vowel signs, required points) belong to the word they appear in. Chinese, Japanese and Korean
 are split into overlapping pairs of characters, as in Lucene's CJKAnalyzer
 (https://lucene.apache.org/core/9_11_0/analysis/common/org/apache/lucene/analysis/cjk/CJKAnalyzer.html);
-Thai, Lao, Khmer and Burmese, whose characters carry less, into triples. Optional points of Arabic
-and Hebrew and invisible characters are dropped. The text's language does not matter here:
+Thai, Lao, Khmer and Burmese, whose characters carry less, are split into triples. Optional points
+of Arabic and Hebrew and invisible characters are dropped. The text's language does not matter here:
 ``forage.retrieval.words.analyzer`` adds stems and stop words.
 """
 
@@ -63,7 +63,7 @@ def _codes(ranges: Iterable[range]) -> set[int]:
     return {code for part in ranges for code in part}
 
 
-# Their letters and marks, without digits and punctuation.
+# The letters and marks of these scripts, without digits and punctuation.
 _LETTERS_TRIPLED = _of_kind("LM", _codes(_SOUTH_EAST_ASIAN))
 _TRIPLED = _class(_LETTERS_TRIPLED)
 _MARKS = _class(_of_kind("M", range(0x10000)) - _LETTERS_TRIPLED - {0x3099, 0x309A})
@@ -78,7 +78,7 @@ def _runs(paired: str, tripled: str, marks: str) -> re.Pattern[str]:
 
 
 _TRANSLATION = dict.fromkeys(_codes(_UNSEEN) | _codes(_POINTS)) | str.maketrans(_ONE_LETTER)
-# Latin letters, typographic quotes, dashes and spaces, which need none of the steps below.
+# Texts of only Latin letters, typographic quotes, dashes and spaces need none of the steps below.
 _BEYOND_LATIN = re.compile("[^\0-\u00ac\u00ae-\u02ff\u1e00-\u1eff\u2010-\u2027\u2030-\u205f]")
 # `re` looks up a character class in a table unless it reaches beyond U+FFFF; then it tries each
 # range in turn, about a hundred times slower. Such characters therefore have separate patterns.

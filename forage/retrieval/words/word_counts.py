@@ -2,7 +2,7 @@
 
 Python handles each distinct word of a block once, to find its term; machine code splits, finds and
 counts all words, on bytes. If a text needs more than ASCII splitting, the analyzer splits it first
-and it arrives here as words separated by spaces. Only building loads this file.
+and passes its words separated by spaces. Only building an index loads this file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def count_words(texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int
     else:
         found = plain_counts.count_terms(texts, analyzer, numbers)
     lengths_D, ends_D, terms_P, counts_P = found
-    # Counts are rarely this high, and the pairs of the whole corpus are kept until they are scored.
+    # Counts of 256 are rare, and the pairs of the whole corpus are kept until they are scored.
     smallest = np.uint8 if counts_P.max(initial=0) < 256 else np.uint32
     return WordCounts(lengths_D, ends_D, terms_P, counts_P.astype(smallest))
 

@@ -19,7 +19,7 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 
 
 class Brave(WebSettings):
-    """Brave; it has only the common settings."""
+    """The settings of Brave: only the common ones."""
 
     provider: ClassVar[str] = "brave"
     plan: ClassVar[ProviderPlan] = ProviderPlan(

@@ -17,7 +17,7 @@ from forage.retrieval.web.providers.provider import (
 
 
 class GoogleCustomSearch(WebSettings):
-    """Google, with a search engine that the user has configured."""
+    """The settings of Google, with a search engine that the user has configured."""
 
     provider: ClassVar[str] = "google"
     plan: ClassVar[ProviderPlan] = ProviderPlan(

@@ -1,7 +1,7 @@
 """The common part of the web search providers: settings, results, and reading replies.
 
-Each provider is a file next to this one: a settings class with ``request(query, key)``, which makes
-a request, and ``read(reply)``, which returns its results. ``read`` distinguishes results, an empty
+Each provider has a file next to this one, with a settings class whose ``request(query, key)`` makes
+a request and whose ``read(reply)`` returns its results. ``read`` distinguishes results, an empty
 result and an error document as the provider documents them, so that no error looks like an empty
 result. ``forage.retrieval.web.web_settings`` lists the providers; ``web_source`` sends requests and
 keeps the key out of messages.
@@ -32,8 +32,8 @@ _UNSENDABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control charact
 class PageSettings(Frozen):
     """How web pages are fetched, and which part of them becomes a passage.
 
-    ``deadline_s``: for all pages of one search. ``passage_chars``: the part of a page around its
-    snippet. ``extraction_s`` (CPU time) and ``extraction_mb``: limits for extracting one text.
+    ``deadline_s``: the limit for a search's pages. ``passage_chars``: the size of the part of a
+    page. ``extraction_s`` (CPU time) and ``extraction_mb``: limits for extracting one text.
     """
 
     deadline_s: float = Field(default=8.0, gt=0)

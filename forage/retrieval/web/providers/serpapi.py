@@ -28,7 +28,7 @@ _ENGINE_PARAMETERS: dict[SearchEngine, tuple[str, str | None]] = {
 
 
 class SerpApi(WebSettings):
-    """SerpAPI, which searches with ``engine``."""
+    """The settings of SerpAPI, including the search ``engine`` that it queries."""
 
     provider: ClassVar[str] = "serpapi"
     plan: ClassVar[ProviderPlan] = ProviderPlan(
@@ -49,7 +49,7 @@ class SerpApi(WebSettings):
         return HttpRequest("GET", self.address, params=params)
 
     def read(self, reply: Any) -> list[WebResult]:
-        """The results; a search that found nothing is a success with an "error"."""
+        """The results; a search that found nothing is a success with the field ``error``."""
         checked = _SerpApiReply.check(reply)
         if checked.search_metadata is None or checked.search_metadata.status != "Success":
             raise BadReply(checked.error or "no finished search in the reply")

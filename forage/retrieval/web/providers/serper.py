@@ -15,7 +15,7 @@ from forage.retrieval.web.providers.provider import (
 
 
 class Serper(WebSettings):
-    """serper.dev; it has only the common settings."""
+    """The settings of serper.dev: only the common ones."""
 
     provider: ClassVar[str] = "serper"
     plan: ClassVar[ProviderPlan] = ProviderPlan(
@@ -28,7 +28,7 @@ class Serper(WebSettings):
 
     @property
     def price_usd(self) -> float:
-        """The price of a request; one for more than 10 results counts twice."""
+        """The price of a request; a request for more than 10 results counts twice."""
         is_double = self.usd_per_request is None and self.num_results > 10
         return super().price_usd * (2 if is_double else 1)
 
