@@ -19,13 +19,13 @@ class Scored:
 
 
 class Backend(Protocol):
-    """One way to search a corpus; called from one thread at a time."""
+    """A way to search a corpus; called from one thread at a time."""
 
     @property
     def name(self) -> str: ...
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
-        """For each query at most ``topk`` rows, best first, ties by the lower row.
+        """Finds at most ``topk`` rows per query, best first, ties by the lower row.
 
         The first k results of a search for more are the results of a search for k.
         """

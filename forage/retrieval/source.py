@@ -31,7 +31,7 @@ class Source(Protocol):
         ...
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """For each query at most ``topk`` hits, best first; raises ``SourceError``."""
+        """Finds at most ``topk`` hits per query, best first; raises ``SourceError``."""
         ...
 
     def close(self) -> None:
@@ -40,10 +40,10 @@ class Source(Protocol):
 
 
 class SourceError(Exception):
-    """A source could not answer: a typed failure for the caller, never an empty result."""
+    """Raised if a source cannot answer: a typed failure for the caller, never an empty result."""
 
     def __init__(self, reason: str, is_temporary: bool = True) -> None:
-        """``reason`` is sent to clients: no secrets. A temporary error may be retried."""
+        """``reason``: sent to clients, so without secrets. A temporary error may be retried."""
         super().__init__(reason)
         self.reason = reason
         self.is_temporary = is_temporary

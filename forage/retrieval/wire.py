@@ -52,7 +52,7 @@ _FRAME_BYTES = 100
 
 
 class RetrieveRequest(Shape):
-    """``POST /retrieve``: any number of queries; ``topk`` 0 or null means the default.
+    """The body of ``POST /retrieve``: any number of queries; ``topk`` 0 or null: the default.
 
     Without ``queries``, SkyRL's ``query``, a single string, is used.
     """
@@ -89,7 +89,7 @@ class ScoredDocument(Shape):
 
 
 class ScoredReply(Shape):
-    """The reply to ``return_scores: true``: for each query its documents, best first."""
+    """The reply to ``return_scores: true``: each query's documents, best first."""
 
     result: list[list[ScoredDocument]]
 
@@ -101,9 +101,9 @@ class PlainReply(Shape):
 
 
 class AccessRequest(Shape):
-    """``POST /access``: the pages behind these URLs, whole unless ``max_chars`` is given.
+    """The body of ``POST /access``: the URLs of pages, sent whole unless ``max_chars`` is given.
 
-    With it, ``contents`` is characters ``chunk * max_chars`` to ``(chunk + 1) * max_chars``, and
+    If it is, ``contents`` is characters ``chunk * max_chars`` to ``(chunk + 1) * max_chars``, and
     the reply includes the page's number of chunks. (An extension of Search-R1's format.)
     """
 
@@ -133,7 +133,7 @@ class PageChunk(Page):
 
 
 class AccessReply(Shape):
-    """For each URL its page (or the requested chunk), or null if there is none."""
+    """The page (or requested chunk) of each URL, or null if there is none."""
 
     result: list[PageChunk | Page | None]
 
@@ -243,7 +243,7 @@ def normalise_query(query: str) -> str:
 
 
 def _shorten_runs_of_marks(text: str) -> str:
-    """``text`` with at most 30 marks in a row, as in Unicode's stream-safe format.
+    """Limits ``text`` to 30 marks in a row, as in Unicode's stream-safe format.
 
     Normalising sorts each run in quadratic time: one query of 20,000 marks took 6 s. No word of any
     language has 30. https://unicode.org/reports/tr15/#Stream_Safe_Text_Format

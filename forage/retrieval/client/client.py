@@ -235,7 +235,7 @@ class SearchClient:
         self._requests.discard(task)
         bug = None if task.cancelled() else task.exception()
         if bug is not None:
-            # Not a failed search but a bug in this file: let the waiting callers crash.
+            # This is not a failed search but a bug in this file: let the waiting callers crash.
             for pending in batch:
                 self._pending.pop(pending.query, None)
                 if not pending.reply.done():

@@ -51,7 +51,7 @@ class Blame(Enum):
 
 
 def blame_of(failure: RemoteFailure) -> Blame:
-    """What a failure of ``/retrieve`` says about the server."""
+    """The cause of a failure of ``/retrieve``, as far as its status shows it."""
     status = failure.status
     if status in (401, 403):
         return Blame.ACCESS
@@ -68,7 +68,7 @@ class Dispatcher:
     def __init__(self, settings: SearchServer, backoff_s: float) -> None:
         """``backoff_s``: the wait before the first retry, doubled for each further one."""
         self._settings = settings
-        # A tenth, so that a server that recovers before the deadline is noticed in time.
+        # A tenth of the deadline, so that a server that recovers before its end is noticed in time.
         longest_pause_s = settings.deadline_s / 10
         limits = (settings.timeout_s, settings.max_retries)
         self._patience = Patience(*limits, backoff_s, longest_pause_s)
@@ -166,7 +166,7 @@ class Dispatcher:
             await asyncio.sleep(_POLL_S)
 
     async def what_is_served(self) -> Served | None:
-        """What the first server that reports it searches; None if none does."""
+        """The source of the first server that reports it; None if none does."""
         for server in self._servers:
             reply = await self._get_readyz(server)
             served = _read_served(reply.body) if isinstance(reply, HttpReply) else None

@@ -14,9 +14,9 @@ from forage.types import Hit
 
 
 def with_noise(query: str, hits_K: Sequence[Hit], noise: NoiseConfig, topk: int) -> tuple[Hit, ...]:
-    """The first ``topk`` hits left after noise, perhaps with namesakes of the query in front.
+    """Drops hits at random; returns the first ``topk`` left, perhaps with namesakes in front.
 
-    A namesake is a passage whose title shares a word with the query but is not the query.
+    A namesake of the query is a passage whose title shares a word with it but does not equal it.
     """
     kept = [hit for hit in hits_K if _chance(noise.seed, query, hit.passage.id) >= noise.drop_share]
     if _chance(noise.seed, query, "") < noise.namesakes_first_share:

@@ -26,7 +26,7 @@ _LONGEST_EJECTION = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says it searches; ``num_passages`` is None if it does not say."""
+    """A server's description of its source; ``num_passages`` is None if it does not say."""
 
     backend: str
     num_passages: int | None

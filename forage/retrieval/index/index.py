@@ -1,8 +1,8 @@
 """Lists the backends, and builds, opens and searches index directories.
 
-A new backend is a file with four things (its settings, its manifest, a function that builds it and
-one that opens it) plus its lines here; ``forage index`` derives its options from the settings. (All
-kinds of FAISS share ``forage.retrieval.vectors.dense``.) Here rows become passages.
+A new backend is a file with four parts (settings, a manifest, a function that builds it and one
+that opens it) and some lines here; ``forage index`` derives its options from the settings. (All
+kinds of FAISS share ``forage.retrieval.vectors.dense``.) This file turns rows into passages.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Index:
         self.close()
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """For each query at most ``topk`` hits, best first (BM25: none if no word is known).
+        """Finds at most ``topk`` hits per query, best first (BM25: none if no word is known).
 
         Raises ``DamagedFileError`` if a file of the index has been truncated.
         """

@@ -89,12 +89,12 @@ def cut_index(directory: Path, out: Path, count: int) -> list[Path]:
 
 
 def shard_places(out: Path, count: int) -> list[Path]:
-    """Where ``cut_index`` writes: ``shard-00000-of-00002`` and so on, in ``out``."""
+    """The directories that ``cut_index`` writes: ``shard-00000-of-00002`` and so on, in ``out``."""
     return [out.absolute() / f"shard-{number:05d}-of-{count:05d}" for number in range(count)]
 
 
 def other_shards(out: Path, count: int) -> list[Path]:
-    """Shards in ``out`` of an earlier cut with another count, which readers would mix in."""
+    """The shards in ``out`` from a cut with another count, which readers would mix in."""
     marks = out.absolute().glob(f"shard-[0-9]*-of-[0-9]*/{MARK_FILE}")
     return sorted({mark.parent for mark in marks} - set(shard_places(out, count)))
 
@@ -146,7 +146,7 @@ def _cut_corpus(directory: Path, store: CorpusStore, rows: range, part: Path) ->
         source.seek(int(offsets[rows.start]))
         for row, line in zip(rows, source, strict=False):
             found = json.loads(line)
-            if "id" not in found:  # otherwise its id would be its row number, which changes
+            if "id" not in found:  # the default id is the row number, which changes
                 line = json.dumps(found | {"id": store.passage(row).id}).encode() + b"\n"
             target.write(line)
     stored = build_store(lines, part)

@@ -36,7 +36,7 @@ from forage.types import Hit
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A normalised query, the number of hits requested and the source's id.
+# The key: a normalised query, the number of hits requested and the source's id.
 _Key = tuple[str, int, str]
 
 # Queries of one request looked up in the cache before the next request gets its turn.
@@ -49,8 +49,8 @@ _NOTHING = QueryResult([], 0)
 class Batcher:
     """Owns a source: every search of every request passes through here.
 
-    ``failure``: why a search failed unexpectedly, until one succeeds. ``damage``: which file of the
-    source was truncated; other reads from it may then be silently wrong.
+    ``failure``: why a search failed unexpectedly, until one succeeds. ``damage``: the file of the
+    source that was truncated; other reads from it may then be silently wrong.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class Batcher:
             )
 
     def _next_key(self, request: QueuedRequest) -> _Key | None:
-        """Returns the request's next query that must be searched, answering known ones on the way.
+        """Returns the request's next query that must be searched, after answering cached ones.
 
-        None at the end of the request, and after ``_LOOK_UPS`` known queries.
+        None at the end of the request, and after ``_LOOK_UPS`` cached queries.
         """
         source_id = self._source.id
         for _ in range(_LOOK_UPS):
@@ -173,7 +173,7 @@ class Batcher:
                 await asyncio.sleep(0)
 
     def _next_batch(self) -> list[_Key]:
-        """Collects the queries of the next search by turns, answering known ones on the way."""
+        """Collects the queries of the next search by turns; answers cached ones on the way."""
         keys: list[_Key] = []
         weight, limit = 0.0, self._speed.batch_weight
         for number, request in enumerate(self._turns.of_one_topk()):
@@ -281,7 +281,7 @@ class WorkThread:
                 settle, outcome = future.set_result, call(*args, **kwargs)
             except BaseException as error:  # passed on to the caller, whatever it is
                 settle, outcome = future.set_exception, error
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
                 loop.call_soon_threadsafe(lambda: future.done() or settle(outcome))
 
         self._calls.put(run_call)
@@ -293,7 +293,7 @@ class WorkThread:
         return self._thread.is_alive()
 
     async def close(self, timeout_s: float) -> None:
-        """Ends after the calls sent so far, without waiting longer than ``timeout_s`` for them."""
+        """Ends the thread after the calls sent so far, waiting at most ``timeout_s`` for them."""
         self._calls.put(None)
         await asyncio.to_thread(self._thread.join, timeout_s)
 

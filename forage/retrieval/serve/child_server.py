@@ -1,4 +1,4 @@
-"""A search server as a child process, for commands that need one only while they run.
+"""Runs a search server as a child process, for commands that need it only while they run.
 
 The demo and tests use it; ``forage.remote.child_process`` starts it and ends it with this process.
 """
@@ -36,7 +36,7 @@ class ServerProcess:
         command: Sequence[str] | None = None,
         log_path: Path | None = None,
     ) -> None:
-        """``port`` 0 picks a free one.
+        """``port``: the port to listen on; 0 picks a free one.
 
         ``command`` replaces ``python -m forage serve``; the index and ``--host H --port P`` are
         appended to it. ``log_path``: where its output is written.

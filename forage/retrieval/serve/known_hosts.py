@@ -1,4 +1,4 @@
-"""Decides who may call: programs, and web pages from this server, using one of its known names.
+"""Decides who may call: programs and this server's own pages, under a known name of the server.
 
 A browser lets any page send requests to a server on its user's machine, and lets a page that
 re-points its own name to that machine's address (DNS rebinding) read the replies too. ``Origin``
@@ -22,7 +22,7 @@ class KnownHosts:
     def __init__(self, listens_on: str = "127.0.0.1", added: Sequence[str] = ()) -> None:
         """``listens_on``: the server's host; ``added``: further names, without a port.
 
-        On the loopback interface only these and loopback's own names are accepted. On another
+        On the loopback interface, only these and loopback's names are accepted. On another
         interface the machine may have names it does not know, so programs may use any name unless
         some are added; web pages still need a known name, or a numeric address, which cannot be
         re-pointed.

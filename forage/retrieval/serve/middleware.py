@@ -79,7 +79,7 @@ class RequestMiddleware:
         try:
             async with deadline:
                 await self._answer(scope, receive, send_noting_status)
-        except OverLimit as refused:  # raised for the body; the application answers its own
+        except OverLimit as refused:  # raised for the body; routes answer the ones they raise
             await refused.reply(is_last=True)(scope, receive, send_noting_status)
         except ClientDisconnect:
             pass

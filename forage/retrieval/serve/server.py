@@ -118,7 +118,7 @@ def _require_token_if_paid(settings: ServeSettings) -> None:
 
 
 def _allow_connections(number: int) -> None:
-    """Raises this process's limit on open files, often 1024, or warns that it is too low."""
+    """Raises this process's limit on open files, which is often 1024; warns if it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number + _OTHER_FILES
     is_enough = hard == resource.RLIM_INFINITY or hard >= wanted

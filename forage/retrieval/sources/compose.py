@@ -41,7 +41,7 @@ _NUM_COMPARED = 64
 
 
 class FusionSettings(Strict):
-    """How several sources are fused; see ``forage.retrieval.sources.fusion``."""
+    """Settings for fusing several sources; see ``forage.retrieval.sources.fusion``."""
 
     depth: int = Field(default=100, ge=1)
     k: int = Field(default=RRF_K, ge=0)
@@ -146,7 +146,7 @@ def _open_lucene(name: str, settings: ServeSettings) -> Source:
     return Lucene(Path(name), lucene.k1, lucene.b)
 
 
-# By the prefix in ``web:serper``; a name without a known prefix is an index.
+# The openers by prefix, as in ``web:serper``; a name without a known prefix is an index.
 _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
     "web": lambda name, settings: WebSource(read_web_settings(name, settings.web)),
     "replay": lambda name, settings: Replay(Path(name)),
@@ -159,7 +159,7 @@ _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
 
 
 def _kind_and_name(text: str) -> tuple[str, str]:
-    """``web:serper`` is ``("web", "serper")``; a name without a known prefix is an index.
+    """Splits ``web:serper`` into ``("web", "serper")``; without a known prefix, it is an index.
 
     Raises ``UserError`` if it looks like neither.
     """

@@ -39,7 +39,7 @@ class Fused:
         self.name = "+".join(source.name for source in sources)
         parts = "\n".join([f"rrf {depth} {k}", *(source.id for source in sources)])
         self.id = f"{self.name}-{sha256(parts.encode()).hexdigest()[:16]}"
-        # The largest part: the others should contain the same corpus.
+        # The number of the largest part: the other parts should contain the same corpus.
         known = [source.num_passages for source in sources if source.num_passages is not None]
         self.num_passages = max(known) if len(known) == len(sources) else None
         self._sources = tuple(sources)

@@ -29,7 +29,7 @@ class Lucene:
     def __init__(
         self, directory: Path, k1: float = 0.9, b: float = 0.4, num_threads: int | None = None
     ) -> None:
-        """The defaults of k1 and b are those of pyserini's published runs; raises ``UserError``.
+        """Opens an index; k1 and b default to those of pyserini's published runs; raises ``UserError``.
 
         ``num_threads``: threads that search a batch (None: one per core).
         """
@@ -65,7 +65,7 @@ class Lucene:
         self.id = f"lucene-{digest.hexdigest()[:16]}"
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """For each query at most ``topk`` passages, ties as Anserini breaks them."""
+        """Finds at most ``topk`` passages per query; ties are broken as in Anserini."""
         if not queries:
             return []
         texts, numbers = (self._java("java.util.ArrayList")() for _ in range(2))

@@ -226,7 +226,7 @@ def _read(path: Path, file: BinaryIO) -> tuple[RecordingHeader, _Answers, int]:
 
 
 def _to_line(query: str, topk: int, hits: Sequence[Hit]) -> bytes:
-    """One answer as a line; Python writes floats so that they read back exactly."""
+    """Formats an answer as a line; Python writes floats so that they are read back exactly."""
     row: dict[str, Any] = {
         "query": query,
         "topk": topk,

@@ -34,7 +34,7 @@ class ScorePairs(Protocol):
         ...
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """One float32 per (query, passage) pair, higher is better."""
+        """The scores of (query, passage) pairs, float32 [N], higher is better."""
         ...
 
 

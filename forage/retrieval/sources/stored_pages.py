@@ -140,7 +140,7 @@ class PageStore:
         self._files = OpenFiles((lines, index_dir / HASHES_FILE, index_dir / OFFSETS_FILE))
 
     def __len__(self) -> int:
-        """Lines of the file; a URL on several lines counts each time."""
+        """The number of lines; a URL on several lines counts each time."""
         return len(self._hashes)
 
     def __enter__(self) -> Self:

@@ -135,7 +135,7 @@ class DenseBackend:
         return len(self._index)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
-        """For each query at most ``topk`` rows, best first; raises ``SourceError`` on NaN."""
+        """Finds at most ``topk`` rows per query, best first; raises ``SourceError`` on NaN."""
         assert topk >= 1, f"topk is {topk}; it must be 1 or more"
         if not queries:
             return []

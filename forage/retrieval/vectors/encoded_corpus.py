@@ -85,7 +85,7 @@ class Encoded:
 
 
 class _State(Strict):
-    """What the finished shards of an unfinished build depend on.
+    """The inputs on which the finished shards of an unfinished build depend.
 
     ``source``: path, size and mtime of the corpus file. It is None if the corpus is not a regular
     file, or may differ from the ``stored`` copy.
@@ -107,7 +107,7 @@ def encoded_corpus(
     """
     out = out.resolve()  # follow links: the build directory must be on the same disk
     refuse_other_contents(out)
-    # Without its state, the corpus and encoder of an unfinished build are unknown: start over.
+    # Without a state, the corpus and encoder of an unfinished build are unknown: start over.
     is_unknown = not (partial_directory(out) / _STATE_FILE).exists()
     with resumable_build(out, settings.is_restart or is_unknown) as directory:
         state = _read_state(directory)
@@ -175,7 +175,7 @@ def _describe_truncation(store: CorpusStore, encoder: SentenceEncoder) -> str | 
 
 
 def _open_encoders(settings: DenseBuild, state: _State | None) -> Sequence[SentenceEncoder]:
-    """One encoder per device, all with the same spec; a resumed build keeps its dtype."""
+    """Opens one encoder per device, all with the same spec; a resumed build keeps its dtype."""
     from forage.retrieval.vectors.sentence_encoder import open_encoder
 
     if len(set(settings.devices)) < len(settings.devices):
@@ -200,7 +200,7 @@ def _store_corpus(
         if source is not None and source == state.source:
             logger.info("resuming the unfinished build in %s", directory)
             return state.stored
-        # The copy is about to be rewritten: until it is verified, it matches no file.
+        # The copy is about to be rewritten, and until it is verified it corresponds to no file.
         no_source = state.model_copy(update={"source": None})
         write_whole_text(directory / _STATE_FILE, no_source.model_dump_json())
     with build_progress("reading passages", None, show_progress) as advance:

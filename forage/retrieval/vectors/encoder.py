@@ -35,7 +35,7 @@ QUOTED_TITLE = '"{title}"\n{text}'
 _PLACEHOLDER = re.compile(r"\{(title|text)\}")  # not str.format: braces in a title are text
 _NAMED_IDS = 5
 
-# Passages have about 100 words and longer inputs cost time; --max-length raises it.
+# Passages have about 100 words, and longer inputs cost time; --max-length raises the limit.
 MAX_LENGTH = 512
 
 Task = Literal["query", "document"]
@@ -103,11 +103,11 @@ class Encoder(Protocol):
     def dimension(self) -> int: ...
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [B, D], with prefix and normalisation as in the spec; B may be 0."""
+        """Vectors, float32 [B, D], with prefix and normalisation as in the spec; B may be 0."""
         ...
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [B, D]; ``texts`` are results of ``passage_text``."""
+        """Vectors, float32 [B, D]; ``texts`` are results of ``passage_text``."""
         ...
 
 

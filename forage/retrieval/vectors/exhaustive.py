@@ -22,12 +22,12 @@ class ExhaustiveSearch:
     """
 
     def __init__(self, vectors_ND: np.ndarray) -> None:
-        """``vectors_ND`` float32, not copied: they may be mapped from a file."""
+        """``vectors_ND``: float32, and not copied, because they may be mapped from a file."""
         choose_matmul_kernel()
         self._vectors_ND = torch.from_numpy(vectors_ND)
 
     def search(self, queries_BD: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores float32 and rows int64 [B, K], best first, ties by the lower row.
+        """Finds scores (float32) and rows (int64), [B, K], best first, ties by the lower row.
 
         K is ``topk``, which must not exceed the number of rows.
         """

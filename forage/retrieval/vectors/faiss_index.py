@@ -45,7 +45,7 @@ class FaissIndex:
     """An opened index: returns rows and scores, higher is better."""
 
     def __init__(self, index: Any) -> None:
-        """Use ``open_faiss``; ``structure`` is FAISS's class, such as "IndexFlatIP"."""
+        """Called by ``open_faiss``; ``structure`` is FAISS's class, such as "IndexFlatIP"."""
         self._index = index
         self.dimension = int(index.d)
         is_l2 = index.metric_type == faiss.METRIC_L2
@@ -57,7 +57,7 @@ class FaissIndex:
         return int(self._index.ntotal)
 
     def search(self, vectors_BD: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores float32 and rows int64, both [B, K]; row -1 means no result.
+        """Finds scores (float32) and rows (int64), both [B, K]; row -1 means no result.
 
         K is ``topk`` or the size of the index. L2 gives the negative squared distance.
         """
@@ -68,7 +68,7 @@ class FaissIndex:
         return (-scores_BK if self.metric == "l2" else scores_BK), rows_BK
 
     def reconstruct(self, rows: Sequence[int]) -> np.ndarray:
-        """The stored vectors of ``rows``, float32 [B, D], as exact as the index keeps them."""
+        """The stored vectors of ``rows``, float32 [B, D], as exact as the index stores them."""
         inner = faiss.downcast_index(self._index)
         if isinstance(inner, faiss.IndexIVF):
             inner.make_direct_map()
@@ -150,7 +150,7 @@ def _empty(settings: FaissSettings, dimension: int) -> Any:
 
 
 def _factory(settings: FaissSettings) -> str:
-    """The index as FAISS's factory describes it."""
+    """The description of the index for FAISS's factory."""
     match settings:
         case FlatSettings(storage=storage):
             return _CODECS[storage]
@@ -229,7 +229,7 @@ def _exhaustive(index: Any) -> ExhaustiveSearch | None:
 
 
 def _on_gpus(index: Any, gpus: Sequence[int]) -> Any:
-    """The index in float16 on the given GPUs, its rows divided among them."""
+    """Copies the index to the given GPUs in float16, its rows divided among them."""
     if not hasattr(faiss, "StandardGpuResources"):
         raise UserError(
             "this build of FAISS has no GPU support; replace faiss-cpu by faiss-gpu-cu12, or "
@@ -254,7 +254,7 @@ def _on_gpus(index: Any, gpus: Sequence[int]) -> Any:
 
 
 def _flat_on_gpus(index: Any, gpus: Sequence[int]) -> Any:
-    """Exact search in float16: an equal run of rows on each GPU, copied block by block."""
+    """Makes an exact index in float16: equal runs of rows on the GPUs, copied block by block."""
     shards = faiss.IndexShards(index.d, True, True)  # threaded, with consecutive row numbers
     bounds = np.linspace(0, index.ntotal, len(gpus) + 1).astype(int).tolist()
     for gpu, start, end in zip(gpus, bounds, bounds[1:], strict=False):

@@ -184,7 +184,7 @@ def num_training_rows(settings: FaissSettings, num_rows: int) -> int:
 
 
 def stored_dtype(settings: FaissSettings) -> VectorDtype:
-    """Data type in which a build stores vectors: as exact as later use needs."""
+    """Data type in which a build stores vectors: as exact as their later use requires."""
     rescore = rescore_dtype(settings)
     if rescore is not None:
         return rescore

@@ -35,7 +35,7 @@ NUM_CHECKED = 64
 _NUM_TRIED = 16
 # A few passages may have been truncated differently, so the worst tenth is ignored.
 _IGNORED_PART = 0.1
-# float16 and 8-bit vectors agree with ours to 0.99; product quantisation keeps the direction.
+# float16 and 8-bit vectors agree with ours to 0.99; product quantisation keeps their direction.
 _MIN_COSINE, _MIN_COSINE_QUANTISED = 0.97, 0.7
 _MAX_LENGTH_DIFFERENCE = 0.05
 _PREFIXES = ("", "passage: ", "query: ")
@@ -61,7 +61,7 @@ def import_faiss(
     device: str | None = None,
     show_progress: bool = True,
 ) -> DenseManifest:
-    """Makes ``out`` an index over the FAISS ``files`` (parts of one, in order) and ``corpus``.
+    """Builds ``out`` from a FAISS index (``files`` are its parts, in order) and ``corpus``.
 
     Raises ``UserError`` if the index is damaged, its length differs from the corpus, or its vectors
     differ from the encoder's (with the cosine, and settings that fit better).
@@ -175,7 +175,7 @@ def _compare(kept_BD: np.ndarray, ours_BD: np.ndarray) -> _Agreement:
 def _fit_better(
     passages: Sequence[Passage], kept: np.ndarray, encoder: SentenceEncoder, least: float
 ) -> str:
-    """A sentence on which common settings would have resulted in these vectors."""
+    """A sentence that names the common settings that would have produced these vectors."""
     poolings = _POOLINGS if encoder.spec.pooling in _POOLINGS else (encoder.spec.pooling,)
     tried: list[tuple[float, str]] = []
     for pooling, prefix, template in itertools.product(poolings, _PREFIXES, _TEMPLATES):

@@ -67,7 +67,7 @@ class ModelFiles:
                 self.model, name, revision=self._revision, local_files_only=is_alone
             )
         except OSError as error:
-            # Without a cause, the error means that the file does not exist; offline, none is known.
+            # Without a cause, the error means that the file is missing; offline, no cause is known.
             if is_alone or error.__cause__ is None:
                 return None
             raise UserError(
@@ -88,7 +88,7 @@ class ModelFiles:
             self._digest(digest, name)
         for name in _WEIGHTS:
             if self._digest(digest, name):
-                break  # another copy of the same weights may exist only here
+                break  # a second copy of the weights may exist on this machine only
         return digest.hexdigest()[:16]
 
     def _digest(self, digest: Any, name: str) -> bool:
@@ -139,7 +139,7 @@ class OnnxModel(torch.nn.Module):
 
 
 def _sample(path: Path) -> list[bytes]:
-    """All of a small file; blocks spread evenly over a large one, including its end."""
+    """Reads all of a small file, or blocks spread evenly over a large one, including its end."""
     size = path.stat().st_size
     if size <= _HASHED_WHOLE_BYTES:
         return [path.read_bytes()]

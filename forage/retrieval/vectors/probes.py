@@ -30,7 +30,7 @@ PROBES_FILE = "probes.npy"
 NUM_PROBES = 4
 
 _PROBE_CHARS = 300
-# Two dtypes of one encoder agree to 0.999; another pooling or prefix gives less than this.
+# Two dtypes of one encoder agree to 0.999; another pooling or prefix gives a lower cosine.
 _MIN_PROBE_COSINE = 0.98
 
 # Processors with AVX512-BF16 or AMX multiply bfloat16 two to four times as fast as float32; on
@@ -183,7 +183,7 @@ def closeness(left_BD: np.ndarray, right_BD: np.ndarray) -> float:
     """The lowest cosine between corresponding rows, reduced by any difference in length."""
     products = (left_BD * right_BD).sum(axis=1)
     squares = [(vectors * vectors).sum(axis=1) for vectors in (left_BD, right_BD)]
-    # The larger square, not the product of the lengths: half the length gives one half.
+    # Divided by the larger square, not by the product of the lengths: half the length gives 0.5.
     return float((products / np.maximum(np.maximum(*squares), 1e-12)).min())
 
 

@@ -1,7 +1,7 @@
 """Builds, opens and searches an index whose vectors are in Qdrant, and defines its manifest.
 
 Encoding and the store of passages are shared with all indexes of vectors. Here the vectors are
-copied from disk into a collection, and the manifest says where that is. An interrupted build
+copied from disk into a collection, and the manifest says where it is. An interrupted build
 resumes with the passages not encoded yet, then with the points not stored yet.
 ``forage.retrieval.vectors.qdrant_collection`` wraps the client and its two modes.
 """
@@ -123,7 +123,7 @@ class EncodeQueries(Protocol):
     """The part of an encoder that a search needs."""
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [B, D]; B may be 0."""
+        """The vectors of queries, float32 [B, D]; B may be 0."""
         ...
 
 
@@ -142,7 +142,7 @@ class Qdrant:
         return self._num_rows
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
-        """For each query at most ``topk`` rows; raises ``SourceError``."""
+        """Finds at most ``topk`` rows per query; raises ``SourceError``."""
         if not queries:
             return []
         vectors_BD = self._encoder.encode_queries(queries)
@@ -191,7 +191,7 @@ def _manifest(
 ) -> QdrantManifest:
     name = options.collection
     if settings is not None:
-        # A digest of its contents, so that different builds never share points. hnsw_ef affects
+        # The name has a digest of the contents, so that builds never share points. hnsw_ef affects
         # only searches: it may change without a new collection.
         graph = settings.model_dump_json(exclude={"hnsw_ef"})
         made_of = "\n".join([encoded.stored.sha256, encoded.spec.model_dump_json(), graph])
@@ -202,7 +202,7 @@ def _manifest(
         | {
             "encoder": encoded.spec,
             "collection": name,
-            # For unit vectors, cosine is the inner product, which other models are trained for.
+            # Cosine is the inner product of unit vectors; other models need the inner product.
             "distance": "cosine" if encoded.spec.normalise else "dot",
             "url": options.qdrant_url,
             "settings": settings,

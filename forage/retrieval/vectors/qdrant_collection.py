@@ -39,7 +39,7 @@ _QUERIES_PER_REQUEST = 64
 # With quantised vectors, at least this many candidates are rescored with full vectors, so that up
 # to it the first k rows of a search for more are those of a search for k.
 _NUM_RESCORED = 100
-# A segment of millions of points gets its graph in one step, which takes hours.
+# Building the graph of a segment of millions of points takes hours without visible progress.
 _STALL_S = 6 * 3600.0
 # Qdrant's own default: smaller segments are searched without a graph.
 _INDEXING_THRESHOLD_KB = 10_000
@@ -223,7 +223,7 @@ class QdrantCollection:
         self._try(lambda: self._client.update_collection(self._name, optimizers_config=threshold))
 
     def search(self, vectors_BD: np.ndarray, topk: int) -> list[list[Scored]]:
-        """For each query its best rows, ties by the lower row; raises ``SourceError``."""
+        """Finds each query's best rows, ties by the lower row; raises ``SourceError``."""
         from qdrant_client import models
 
         params, limit = None, topk
@@ -287,7 +287,7 @@ def _connect(where: Path | str, timeout_s: int) -> Any:
 
     if isinstance(where, Path):
         try:
-            # A server opens it on one thread and searches on another, one at a time.
+            # A search server opens the client on one thread and searches on another, one at a time.
             return QdrantClient(path=str(where), force_disable_check_same_thread=True)
         except RuntimeError as error:
             raise UserError(f"{where} is in use by another process; stop that one first") from error

@@ -24,12 +24,12 @@ _TABLE = "CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)"
 
 
 def refuse_foreign(where: Path, name: str) -> None:
-    """Raises ``UserError`` unless opening the directory reads only points.
+    """Raises ``UserError`` unless Qdrant's client would read only points from the directory.
 
-    The client unpickles every row of every collection that ``meta.json`` names, wherever it is.
+    The client unpickles every row of every collection in ``meta.json``, wherever that is stored.
     """
     if not (where / _META).exists():
-        return  # a new build
+        return  # a new build has no files yet
     meta = read_json(where / _META, 2**20)
     collections = meta.get("collections") if isinstance(meta, dict) else None
     if not isinstance(collections, dict) or not {*collections} <= {name}:
@@ -45,7 +45,7 @@ def refuse_foreign(where: Path, name: str) -> None:
         return
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            # A view or trigger could show the client other rows than us.
+            # A view or trigger could show the client other rows than this check sees.
             tables = database.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
             if tables != [(_TABLE,)]:
                 raise UserError(f"{path} has other tables than Qdrant's; build the index again")

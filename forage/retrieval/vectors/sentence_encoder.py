@@ -70,7 +70,7 @@ class SentenceEncoder:
         return str(self._queries.device)
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [B, D]; rows may contain NaN if the model returns it (see ``bad_rows``)."""
+        """Vectors, float32 [B, D]; rows have NaN if the model returns it (``bad_rows``)."""
         is_few = self._few_model is not None and len(texts) <= self._num_few
         model = self._few_model if is_few and self._few_model is not None else self._queries
         if not self._has_warned:
@@ -86,7 +86,7 @@ class SentenceEncoder:
         return self._encode(model, texts, self.spec.query_prefix, "query")
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [B, D]; rows may contain NaN if the model returns it (see ``require_finite``)."""
+        """Vectors, float32 [B, D]; rows have NaN if the model returns it (``require_finite``)."""
         assert self._passages is not None, "this encoder was opened for queries only"
         return self._encode(self._passages, texts, self.spec.passage_prefix, "document")
 
@@ -112,7 +112,7 @@ class SentenceEncoder:
         return len(tokens), tokens.count(cast(int, tokenizer.unk_token_id))
 
     def tokens_cut(self, texts: Sequence[str]) -> list[tuple[int, int]]:
-        """For each passage its tokens and how many exceed ``max_length``; (0, 0) if none do.
+        """Counts each passage's tokens and those beyond ``max_length``; (0, 0) if none are beyond.
 
         ``texts`` are results of ``passage_text``.
         """
@@ -140,7 +140,7 @@ def _tokens_cut(
     cut = [(0, 0)] * len(texts)
     if limit is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
         return cut
-    # A token has at least one byte, so most texts need not be tokenized to know.
+    # A token has at least one byte, so most texts are known to fit without being tokenized.
     spare = limit - tokenizer.num_special_tokens_to_add()
     rows = [
         row
@@ -230,14 +230,14 @@ def _with_float32_for_few(encoder: SentenceEncoder, loaded: _Loaded) -> Sentence
 
 
 class _Loaded:
-    """One model of an encoder, from loading until it computes as its spec says."""
+    """A model of an encoder, which is loaded and then made to compute as its spec says."""
 
     def __init__(self, spec: EncoderSpec, files: ModelFiles, device: str) -> None:
         self.spec, self.files, self.device = spec, files, device
         self.model = _load(spec, files, device)
 
     def complete(self, choice: EncoderChoice) -> EncoderSpec:
-        """The spec with what only the loaded model reveals: dimension, length, pooling, dtype."""
+        """Completes a spec from the loaded model: dimension, length, pooling, dtype."""
         own_length = self.model.max_seq_length or MAX_LENGTH
         if choice.max_length is not None and choice.max_length > own_length:
             raise UserError(
@@ -300,7 +300,7 @@ def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Ta
 
 
 def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransformer:
-    """The modules in float32 with the spec's pooling, without their own final normalisation."""
+    """Loads the modules in float32 with the spec's pooling, without a final normalisation."""
     config = files.read_json("config.json")
     complete = complete_loading(f"the encoder {files.model}", POOLER)
     with complete, tempfile.TemporaryDirectory() as directory:

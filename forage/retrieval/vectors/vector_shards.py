@@ -1,7 +1,7 @@
 """Stores the vectors of a corpus on disk, in shards that are either complete or absent.
 
 A build writes them one by one and, after a kill, continues with the missing ones; a compressed
-index later rescores its candidates with them. float16 halves float32 without a relevant loss in
+index later rescores its candidates with them. float16 halves their size without a relevant loss in
 ranking; int8 halves it again (one scale per vector). This file does not know where vectors come
 from or how they are searched.
 """
@@ -47,7 +47,7 @@ class VectorShards:
     """A directory of shards, ``00012-<checksum>.npy``, so that damage is detected."""
 
     def __init__(self, directory: Path, layout: ShardLayout) -> None:
-        """Use ``create_vectors`` or ``open_vectors``."""
+        """Called by ``create_vectors`` and ``open_vectors``."""
         self.directory, self.layout = directory, layout
         self._paths: dict[int, Path] = {}
         self._maps: dict[int, np.ndarray] = {}
@@ -162,7 +162,7 @@ def _packed_type(dimension: int, dtype: VectorDtype) -> np.dtype:
 
 
 def _pack(vectors_BD: np.ndarray, dtype: VectorDtype) -> np.ndarray:
-    """float32 [B, D] as stored; the scale for int8 makes the largest component 127."""
+    """Packs float32 [B, D] for storage; the scale for int8 makes the largest component 127."""
     if dtype != "int8":
         return vectors_BD.astype(dtype)
     packed = np.empty(len(vectors_BD), dtype=_packed_type(vectors_BD.shape[1], dtype))

@@ -30,7 +30,7 @@ class _Entry(BaseModel):
 
 
 class Budget:
-    """One provider's account, which pays until the cap is reached."""
+    """The account of one provider, which pays until the cap is reached."""
 
     def __init__(self, provider: str, cap_usd: float, ledger: Path | None = None) -> None:
         """Reads the ledger; raises ``UserError`` if it is damaged."""

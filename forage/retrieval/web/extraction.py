@@ -55,7 +55,7 @@ class Extraction:
                 assert process.stdin is not None, "its standard input is a pipe"
                 process.stdin.write(pack_request(page, self._timeout_s))
                 reply = await _read_reply(process, self._timeout_s * _PATIENCE)
-            except BaseException:  # nobody waits for this page any more
+            except BaseException:  # no caller waits for this page any more
                 await _end(process)
                 raise
             if reply is None or reply.is_last:
@@ -110,7 +110,7 @@ async def _read_reply(process: Process, timeout_s: float) -> TextReply | None:
 
 async def _end(process: Process) -> None:
     """Ends a process if necessary and waits until it is gone."""
-    # ``kill`` polls the process and may take the exit status of one that has just ended away from
+    # ``kill`` polls the process and may take the status of one that has just ended away from
     # the event loop; then we could not tell whether it ran out of time or memory.
     if process.stdout and process.stdout.at_eof():
         with contextlib.suppress(TimeoutError):

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import psutil
 
-# Longer text is cut off: no passage and no reader needs it.
+# Longer texts are truncated: no passage and no reader needs more.
 MAX_TEXT_CHARS = 200_000
 
 # The encodings of the web (https://encoding.spec.whatwg.org). Python has others, some quadratic
@@ -37,7 +37,7 @@ CHARSETS = frozenset(
     """.split()
 )
 
-# trafilatura loads much of its code with its first page, which should not count against a real one.
+# trafilatura loads much of its code with its first page; a real page should not pay for that.
 _FIRST_PAGE = b"<html><body><article><p>A first page, of no interest.</p></article></body></html>"
 
 LENGTH = struct.Struct(">I")
@@ -90,7 +90,7 @@ class TextExtractor:
 
 
 def decode(body: bytes, charset: str | None) -> str | bytes:
-    """The text in the declared charset; bytes if that is not one of the web's."""
+    """The text in the declared charset; bytes if the web's standard lacks that charset."""
     if charset is None or charset.strip().lower() not in CHARSETS:
         return body  # trafilatura guesses the charset
     return body.decode(charset.strip().lower(), "replace")

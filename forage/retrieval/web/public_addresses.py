@@ -64,7 +64,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
-# What browsers and the C library accept as an IPv4 address: the last part is a number.
+# Browsers and the C library accept this as an IPv4 address: the last part is a number.
 _NUMERIC = re.compile(r"(.*\.)?(\d+|0x[0-9a-f]*)")
 
 _AddressInfo = tuple[int, int, int, str, Sequence[Any]]

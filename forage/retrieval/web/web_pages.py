@@ -1,4 +1,4 @@
-"""Reads live web pages as text: fetches within limits, extracts, and caches the last ones.
+"""Reads live web pages as text: fetches within limits, extracts, and caches the latest pages.
 
 ``PageReader`` reads many pages at once, for a web source in page mode; ``WebPages`` answers
 ``/access`` with it. ``extraction.py`` extracts texts. ``forage.retrieval.sources.stored_pages``
@@ -66,7 +66,7 @@ class PageReader:
     async def read_all(self, urls: Sequence[str]) -> dict[str, str | FetchError]:
         """The text of each URL's page, or an error, within the settings' deadline.
 
-        All are read in parallel; a page that misses the deadline does not delay the others.
+        The pages are read in parallel; a page that misses the deadline does not delay the others.
         """
         tasks = {url: asyncio.create_task(self._try_to_read(url)) for url in dict.fromkeys(urls)}
         if tasks:

@@ -81,7 +81,7 @@ class WebSource:
         return self._budget.spent_usd
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """For each query at most ``topk`` hits, best first; raises ``SourceError``.
+        """Finds at most ``topk`` hits per query, best first; raises ``SourceError``.
 
         A passage is a search result: its URL is the id, and its text is the snippet, or in page
         mode the part of the page around the snippet (the snippet if the page cannot be read).

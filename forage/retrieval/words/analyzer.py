@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 PLAIN_TOKENIZER, SCRIPT_TOKENIZER = "nfkc-lower-words", "nfkc-lower-words-by-script"
 
 _WORD = re.compile(r"[^\W_]+")
-# What Snowball leaves in Arabic: "and" before the article (والقاهرة, and Cairo), which light10
+# Snowball leaves these in Arabic: "and" before the article (والقاهرة, and Cairo), which light10
 # removes (Larkey et al. 2007, https://doi.org/10.1007/978-1-4020-6046-5_12), and an ending typed
 # without its dots (القاهره), which cannot be a pronoun after the article.
 _ARABIC_AND_THE = re.compile(r"^[وف]ال(?=...)")

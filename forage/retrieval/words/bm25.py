@@ -93,7 +93,7 @@ class BM25:
         return self._num_rows
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
-        """For each query at most ``topk`` rows with a score above 0; ties by the lower row."""
+        """Finds at most ``topk`` rows with a score above 0 per query; ties by the lower row."""
         assert topk >= 1, f"topk is {topk}; it must be 1 or more"
         numbers = self._words
         terms_by_query = [
@@ -114,7 +114,7 @@ class BM25:
 
 
 def _columns_for(num_pairs: int, directory: Path) -> type[Columns] | type[CompiledColumns]:
-    """Compiled loops for a large index if numba is installed, otherwise numpy."""
+    """Selects compiled loops for a large index if numba is installed, otherwise numpy."""
     if num_pairs < _COMPILED_PAIRS:
         return Columns
     from forage.retrieval.words.machine_code import HAS_COMPILER
@@ -159,7 +159,7 @@ class Columns:
         """
         counts = {term: terms.count(term) for term in dict.fromkeys(terms)}
         rarest_first = sorted(counts, key=lambda t: self._starts[t + 1] - self._starts[t])
-        # left[j]: upper bound on what the terms from the j-th on add to a row.
+        # left[j]: upper bound on what the terms from the j-th on can add to a row's score.
         left = [0.0]
         for term in reversed(rarest_first):
             left.append(left[-1] + counts[term] * float(self._maxima[term]))

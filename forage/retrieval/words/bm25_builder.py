@@ -39,7 +39,7 @@ class BM25Builder:
     """Collects texts in the order of their rows, then writes the index."""
 
     def __init__(self, k1: float, b: float, language: str = PLAIN) -> None:
-        """``k1``, ``b``: the formula's parameters; raises ``UserError`` if out of range.
+        """``k1``, ``b``: the formula's parameters; raises ``UserError`` if they are out of range.
 
         For the language ``auto``, texts are held back until there are enough to detect it.
         """
@@ -59,7 +59,7 @@ class BM25Builder:
 
     @property
     def analyzer(self) -> AnalyzerSpec:
-        """How texts are analyzed; ``auto`` is resolved now, from the texts so far."""
+        """The analyzer of the texts; ``auto`` is resolved now, from the texts so far."""
         return self._chosen().spec
 
     def add(self, text: str) -> None:
@@ -141,7 +141,7 @@ class BM25Builder:
         self._write_params(directory, len(lengths))
 
     def _norms(self, lengths_N: np.ndarray) -> np.ndarray:
-        """``k1 (1 - b + b len / mean_len)`` of each text, float64."""
+        """The norm ``k1 (1 - b + b len / mean_len)`` of each text, float64."""
         if not lengths_N.any():
             return np.zeros(len(lengths_N))  # there is no pair to score
         return self._k1 * ((1 - self._b) + self._b * lengths_N / lengths_N.mean())
@@ -164,7 +164,7 @@ class BM25Builder:
 
 
 def _idf(dfs_V: np.ndarray, num_texts: int) -> np.ndarray:
-    """``ln(1 + (N - df + 0.5) / (df + 0.5))`` of each term, float32."""
+    """The weight ``ln(1 + (N - df + 0.5) / (df + 0.5))`` of each term, float32."""
     known, places = np.unique(dfs_V, return_inverse=True)
     # math.log, as in bm25s: the last bit of numpy's logarithm depends on the processor.
     values = [math.log(1 + (num_texts - df + 0.5) / (df + 0.5)) for df in known.tolist()]

@@ -159,7 +159,7 @@ def cut_rows(directory: Path, rows: range, out: Path) -> None:
     for block in blocks:
         is_kept = _lies_in(pair_rows[block], rows)
         kept_before = done + np.concatenate(([0], np.cumsum(is_kept)))
-        # A column that starts in this block starts where the kept pairs before it end.
+        # A column that starts in this block now starts where the kept pairs before it end.
         first, last = np.searchsorted(starts, (block.start, block.stop))
         new_starts[first:last] = kept_before[starts[first:last] - block.start]
         end = int(kept_before[-1])

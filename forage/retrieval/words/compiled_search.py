@@ -34,7 +34,7 @@ class CompiledColumns:
         maxima: np.ndarray,
         num_rows: int,
     ) -> None:
-        """Arguments are those of ``bm25.Columns``."""
+        """Takes the arguments of ``bm25.Columns``."""
         self._columns = tuple(map(_read_only, (pair_rows, pair_scores, starts, maxima)))
         # Partial sums of the running search, all 0 between searches, and the rows that have one.
         self._scratch = np.zeros(num_rows, dtype=np.float32), np.empty(num_rows, dtype=np.int32)

@@ -37,7 +37,7 @@ _PROGRAM = "from forage.retrieval.words.count_processes import main; main()"
 # Bytes of lines (about 50,000 passages) before processes are started: loading takes them a second,
 # in which this process continues alone.
 _ALONE_BYTES = 2**25
-# One process reads, copies and hashes; it can keep four busy.
+# This process reads, copies and hashes; it can keep four processes busy.
 _MAX_PROCESSES = 4
 # Blocks queued per process, so that it never waits for one.
 _BLOCKS_AHEAD = 2

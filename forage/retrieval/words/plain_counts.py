@@ -17,7 +17,7 @@ from forage.retrieval.words.analyzer import Analyzer
 def count_terms(
     texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """``lengths_D``, ``ends_D``, ``terms_P`` and ``counts_P`` of a ``WordCounts``."""
+    """Returns ``lengths_D``, ``ends_D``, ``terms_P`` and ``counts_P`` of a ``WordCounts``."""
     lengths, ends, terms, counts = [], [], [], []
     for text in texts:
         words = analyzer.words(text)
@@ -46,7 +46,7 @@ def score_pairs(
     by_term = np.argsort(terms_P, kind="stable")
     terms, texts = terms_P[by_term], texts_P[by_term]
     nums_V = np.bincount(terms_P, minlength=len(heads_V))
-    # A pair's place is its term's next free one, plus the number of earlier pairs of that term.
+    # A pair's place is its term's next free place, plus the number of earlier pairs of that term.
     earlier = np.arange(len(terms)) - (np.cumsum(nums_V) - nums_V)[terms]
     places = heads_V[terms] + earlier
     tf = counts_P[by_term].astype(np.float64)

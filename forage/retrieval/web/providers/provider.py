@@ -30,7 +30,7 @@ _UNSENDABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control charact
 
 
 class PageSettings(Frozen):
-    """How web pages are fetched, and which part of them becomes a passage.
+    """Settings for fetching web pages, and for the part of each that becomes a passage.
 
     ``deadline_s``: the limit for a search's pages. ``passage_chars``: the size of the part of a
     page. ``extraction_s`` (CPU time) and ``extraction_mb``: limits for extracting one text.
@@ -104,7 +104,7 @@ class WebSettings(Frozen):
 
     @property
     def answers_depend_on(self) -> list[str]:
-        """Everything except the query that determines the results."""
+        """The settings on which the results depend, apart from the query."""
         own = type(self).model_fields.keys() - WebSettings.model_fields.keys()
         values = [str(getattr(self, name)) for name in sorted(own)]
         return [self.provider, self.address, *values, str(self.num_results)]
