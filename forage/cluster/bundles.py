@@ -32,7 +32,7 @@ def shares_places(placement: PlacementConfig, on_gpus: bool) -> bool:
 
 
 def bundles_of(placement: PlacementConfig, on_gpus: bool) -> list[Bundle]:
-    """One bundle per rank, then one per server unless servers share the ranks' places."""
+    """Lists a bundle per rank, then a bundle per server unless servers share the ranks' places."""
     assert isinstance(placement.cluster, RayCluster), "only Ray places actors"
     cpus = placement.cluster.cpus_each
     bundles = [Bundle(cpus, float(on_gpus))] * (placement.num_ranks or 0)

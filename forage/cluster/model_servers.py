@@ -1,7 +1,7 @@
 """Starts a run's vLLM servers, watches and restarts them, and stops them with the run.
 
-They run on this machine, or where Ray has reserved places (``places.py``). A server that dies or is
-reported as failed is restarted at its old address. It comes back with the weights of
+Servers run here, or where Ray has reserved places (``places.py``). A server that dies or is
+reported as failed is restarted at its old address. It restarts with the weights of
 ``model.path``; ``publish.py`` gives it the run's weights before it serves turns.
 """
 
@@ -48,7 +48,7 @@ class ServerRun(Protocol):
 
 
 class ServerHost(Protocol):
-    """Where one server runs: a machine, with the server's environment there."""
+    """The place where a server runs: a machine, with the server's environment there."""
 
     @property
     def address(self) -> str: ...

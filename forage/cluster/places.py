@@ -106,7 +106,7 @@ class RayPlaces:
         return self._ranks
 
     def server_hosts(self) -> Sequence[RayHost]:
-        """One host per server that the run starts: in its own place, or in those of the ranks."""
+        """A host per server that the run starts: in a separate place, or in those of the ranks."""
         placement = self._config.placement
         number, is_shared = placement.num_servers, shares_places(placement, self._on_gpus)
         if is_shared:

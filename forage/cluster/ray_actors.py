@@ -42,7 +42,7 @@ class ActorLostError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where an actor runs: its machine, the machine's address, and the actor's GPUs."""
+    """The place where an actor runs: its machine, the machine's address, and the actor's GPUs."""
 
     machine: str
     address: str

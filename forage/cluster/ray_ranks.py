@@ -85,7 +85,7 @@ class RayRanks(Generic[T]):
     def call(
         self, method: Callable[Concatenate[T, P], R], *arguments: P.args, **named: P.kwargs
     ) -> R:
-        """See ``RankGroup``."""
+        """Calls a method on every rank, as ``RankGroup`` describes."""
         if not self._actors:
             raise RankDiedError("the ranks have ended")
         message = shared(pickle.dumps((method, arguments, named), pickle.HIGHEST_PROTOCOL))

@@ -113,7 +113,7 @@ def _num_questions(file: ForeignFile, trainer: ForeignTrainer) -> int | None:
 
 
 def _without_unset_numbers(translated: Translated) -> dict[str, Any]:
-    """The tree with defaults for numbers that the user must set, to check the rest."""
+    """The tree with defaults for numbers that the user must set, to check all other settings."""
     known = {n: v for n, v in translated.recipe.items() if v != f"{UNSET}{n}" or "steps" not in n}
     return Translated(known).tree()
 
@@ -122,5 +122,5 @@ def _comments(title: str, sections: Mapping[str, Sequence[str]]) -> str:
     lines = [title]
     for heading, sentences in sections.items():
         lines += ["", f"{heading}:", *sentences] if sentences else []
-    # A value may have several lines, and the second would be read as a setting.
+    # A value may have several lines, of which the second would be read as a setting.
     return "".join(f"# {' '.join(line.splitlines())}".rstrip() + "\n" for line in lines)

@@ -43,10 +43,10 @@ _DISTRIBUTIONS = {
     "docx": "python-docx",
 }
 
-# The runtime (retrieval) and what training needs in addition.
+# The packages of the runtime (retrieval), and those that training needs in addition.
 _OF_THE_DEMO = ("", "train")
 
-# For developers of Forage, in a checkout.
+# Extras for developers of Forage, in a checkout.
 _OF_A_CHECKOUT = ("docs", "dev")
 
 # Commands for which a smaller extra also provides the package: an index needs no training.
@@ -209,7 +209,7 @@ def check_disk(directory: Path) -> Finding:
 
 
 def check_port(port: int) -> Finding:
-    """Whether the default port of ``forage serve`` is free."""
+    """Checks whether the default port of ``forage serve`` is free."""
     try:
         bind_port("127.0.0.1", port).close()
     except UserError:

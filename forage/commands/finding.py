@@ -1,4 +1,4 @@
-"""What ``forage doctor`` found, for this machine or a recipe, with remedies; and its tables."""
+"""The findings of ``forage doctor`` on a machine or a recipe, their remedies, and their tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 class Verdict(StrEnum):
-    """What a finding means: no problem, slower or incomplete, or impossible."""
+    """The severity of a finding: no problem, slower or incomplete, or impossible."""
 
     OK = "ok"
     WARNING = "warning"
@@ -19,7 +19,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; ``remedy`` is what the user can do, "" if nothing is wrong."""
+    """A line of the report; ``remedy`` says what the user can do, "" if nothing is wrong."""
 
     subject: str
     found: str
@@ -43,7 +43,7 @@ def findings_table(
 
 @dataclass(frozen=True, slots=True)
 class RecipeCheck:
-    """What was found for one recipe, by topic."""
+    """The findings on one recipe, by topic."""
 
     name: str
     settings: tuple[Finding, ...]
@@ -70,7 +70,7 @@ class RecipeCheck:
 
 
 def overview(checks: Sequence[RecipeCheck]) -> Table:
-    """One line per recipe: what is missing of each kind, and the smallest hardware that fits."""
+    """A table of recipes: what each lacks, by topic, and the smallest hardware that fits."""
     table = Table(title="forage doctor --recipes", title_justify="left")
     for heading in ("", "recipe", "packages", "model", "data", "servers", "this machine"):
         table.add_column(heading, overflow="fold")

@@ -110,7 +110,7 @@ def _names(models: Mapping[str, type[BaseModel]]) -> list[str]:
 
 
 def _value_of(kinds: list[Any]) -> dict[str, Any]:
-    """How argparse reads a field of these types: choices, a switch, a number or a string."""
+    """Tells argparse how to read a field of these types: choices, switch, number or string."""
     parts = [part for kind in kinds for part in _parts(kind)]
     choices = list(dict.fromkeys(part for part in parts if isinstance(part, str)))
     if choices:

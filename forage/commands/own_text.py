@@ -51,7 +51,7 @@ def add_own_text(parser: ArgumentParser) -> None:
 
 @contextmanager
 def corpus_of(args: Namespace) -> Iterator[Path]:
-    """The corpus to index; passages of documents or a table exist until the body ends."""
+    """Yields the corpus to index; a file made from documents or a table is deleted at the end."""
     path: Path = args.corpus
     columns = (args.text_column, args.title_column, args.id_column)
     if _is_corpus(path, has_columns=any(columns)):
@@ -133,7 +133,7 @@ def _window(args: Namespace) -> Window:
 
 
 def _place(out: Path | None) -> Path:
-    """A file next to the index, whose disk probably has room for it too."""
+    """The path of a file next to the index, whose disk probably has room for it too."""
     if out is None:
         with tempfile.NamedTemporaryFile(suffix=".jsonl", delete=False) as file:
             return Path(file.name)

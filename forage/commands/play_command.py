@@ -197,7 +197,7 @@ class LiveTranscript:
 
 
 def episode_panel(episode: Episode) -> Panel:
-    """What the policy wrote (bold) and what it was shown (dim), in order."""
+    """A panel of the text that the policy wrote (bold) and was shown (dim), in order."""
     lines: list[Text] = []
     for turn in episode.turns:
         lines.append(_harmless(turn.sampled.strip(), "bold"))

@@ -60,7 +60,7 @@ class RunNotes:
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise UserError(f"{folder} exists but is not a run of this command; choose --out")
             notes = cls(path, settings)
-            notes.save()  # so that a run killed at once can be continued too
+            notes.save()  # a run that is killed at once can then be continued too
             return notes
         row = json.loads(path.read_text(encoding="utf-8"))
         for name, value in row["settings"].items():
@@ -196,7 +196,7 @@ def choose_questions(play_s: float, left_s: float) -> int:
 
 
 def slowdown(notes: RunNotes, num_learnt: int, minutes: float) -> float:
-    """How many times as long as measured the warm start took; 1 if it was no slower.
+    """The factor by which the warm start was slower than measured; 1 if it was not.
 
     Loading and demonstrations take some minutes, however few steps there are.
     """
@@ -215,7 +215,7 @@ def choose_steps(rates: Rates, left_s: float, episodes_per_step: int) -> int:
 
 
 def rates_of(notes: RunNotes, num_learnt: int, num_played: int) -> Rates:
-    """The seconds per episode in the run's own warm start and in its first, sampled evaluation."""
+    """The seconds per episode in this run's warm start and in its first, sampled evaluation."""
     return Rates(
         notes.seconds["warm start"] / num_learnt, notes.seconds["before, sampled"] / num_played
     )

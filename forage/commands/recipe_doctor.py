@@ -124,7 +124,7 @@ class RecipeDoctor:
         remedy: str,
         wanted: object = None,
     ) -> Finding:
-        """The result of a probe, run now or for an earlier recipe with the same ``wanted``."""
+        """The result of a probe, from now or from an earlier recipe with the same ``wanted``."""
         key = (names, wanted)
         if key in self._probed:
             probe.close()
@@ -227,7 +227,7 @@ def _needs_of(config: RunConfig) -> ServerNeeds:
         model = AutoConfig.from_pretrained(
             config.model.path, local_files_only=True, trust_remote_code=False
         )
-    if model is not None or Path(config.model.path).is_dir():  # otherwise it would use the hub
+    if model is not None or Path(config.model.path).is_dir():  # otherwise the hub is used
         with suppress(UserError):
             codec = Codec(load_tokenizer(config.model))
     return ServerNeeds.of(config, codec, model)

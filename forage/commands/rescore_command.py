@@ -107,7 +107,7 @@ def rescore(logged: Iterable[Logged], rule: Rule, settings: OriginalSettings) ->
 
 
 def parse_settings(rule: Rule, pairs: Sequence[str]) -> OriginalSettings:
-    """Reads settings from ``name=value``; raises ``UserError`` for one that the rule lacks."""
+    """Reads settings from ``name=value``; raises ``UserError`` for a name that the rule lacks."""
     known = settings_read_by(rule)
     values: dict[str, float] = {}
     for pair in pairs:

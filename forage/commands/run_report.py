@@ -1,4 +1,4 @@
-"""What ``forage demo`` and ``forage real`` share: the report of a whole run, and small helpers."""
+"""The report of a whole run, and small helpers, shared by ``forage demo`` and ``forage real``."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from forage.retrieval.cache import CACHE_BYTES
 if TYPE_CHECKING:
     from forage.retrieval.sources.compose import RerankSettings
 
-# As in forage.retrieval.sources.reranker, which takes seconds to import.
+# Copied from forage.retrieval.sources.reranker, which takes seconds to import.
 _RERANKER = "cross-encoder/ms-marco-MiniLM-L12-v2"
-# As in forage.retrieval.wire, which imports pydantic.
+# Copied from forage.retrieval.wire, which imports pydantic.
 _WIKIPEDIA_PAGE = "https://en.wikipedia.org/w/index.php?title={title}"
 
 

@@ -124,7 +124,7 @@ def recorded(config: RunConfig, codec: Codec) -> list[Episode]:
     for record in selection.records():
         _check_tokens(record, codec, mine)
         episodes.append(record.episode)
-    # A run writes the episodes of a question one after another; a step should mix questions.
+    # A run writes the episodes of a question one after another, but a step should mix questions.
     random.Random(f"sft/{config.seed}").shuffle(episodes)
     return episodes
 

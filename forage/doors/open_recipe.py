@@ -128,7 +128,7 @@ class OpenRecipe:
             made.append(turn)
             return action.reason
         turn = Turn(_key(name, arguments), _kind(action), action.text)
-        made.append(turn)  # counts while it runs: the other program may run several at once
+        made.append(turn)  # counts from its start: the other program may run several at once
         try:
             call, observation = await self.environment.call(action, self._search, self._frame)
         except BaseException:

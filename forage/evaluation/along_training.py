@@ -75,8 +75,8 @@ class TrainingEvaluation:
     async def at_end(self, weights_digest: Callable[[], str], step: int) -> None:
         """Plays all questions after the last step, if ``evaluation.at_end`` is set.
 
-        Can be interrupted and resumed like any evaluation: episodes on disk are not played again
-        unless the engine or a search failed. If a run has been extended, it is evaluated anew.
+        It can be interrupted and resumed like any evaluation: episodes on disk are not played again
+        unless the engine or a search failed. A run that has been extended is evaluated again.
         ``weights_digest`` is called on a thread.
         """
         if not self._config.evaluation.at_end:
@@ -110,5 +110,5 @@ def _is_of_other_weights(out: Path, digest: str) -> bool:
 
 
 def final_figures(config: RunConfig) -> Path:
-    """Where ``evaluation.at_end`` writes its figures."""
+    """The file in which ``evaluation.at_end`` writes its figures."""
     return config.output_dir / "evaluation" / "final.json"

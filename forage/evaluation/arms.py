@@ -30,7 +30,7 @@ from forage.types import Hit, Passage, Question, Retriever, SearchReply
 
 
 class Passages(Protocol):
-    """What the arms require of a corpus: its passages by row and by id."""
+    """The part of a corpus that the arms need: its passages by row and by id."""
 
     def __len__(self) -> int: ...
 

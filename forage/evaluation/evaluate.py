@@ -109,7 +109,7 @@ class Evaluator:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where an evaluation is written: ``out`` is the .json of figures, its episodes are next to it.
+    """The files of an evaluation: ``out`` is the .json of figures, its episodes are next to it.
 
     ``step`` is the number of training steps the policy has had, recorded with the episodes;
     ``model`` names the policy (None: ``model.path``).

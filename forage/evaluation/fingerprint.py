@@ -1,4 +1,4 @@
-"""How an evaluation's episodes were played: for readers, and to check when resuming.
+"""Describes how an evaluation's episodes were played, for readers and for checks on resuming.
 
 ``Protocol`` is what a reader must know to compare figures. ``fingerprint_of`` covers every setting
 that an episode depends on, so that a file of episodes never mixes two kinds. Settings that only
@@ -37,7 +37,7 @@ _OF_ARMS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How the policy was prompted, and what it searched.
+    """The facts about prompting, searching and scoring that readers need.
 
     ``max_turns`` limits the searches per question; 0 for a method that never searches.
     ``retriever`` and ``num_passages`` are None if the server does not report them, or there is no
@@ -133,7 +133,7 @@ def facts_of_policy(
 def fingerprint_of(
     config: RunConfig, policy: Mapping[str, str], served: Served | None, corpus: str | None
 ) -> dict[str, str]:
-    """Everything the episodes depend on, by setting or by a descriptive name.
+    """All that the episodes depend on, by setting or by a descriptive name.
 
     ``policy`` identifies the weights (digests) or the server; ``corpus`` is the digest of the
     passages behind the arms ``gold`` and ``random``. Names in ``_OF_ARMS`` appear only if a played

@@ -1,7 +1,7 @@
 """Bootstrap intervals of means: plain, paired, and averaged over data sources.
 
 The input is one row of numbers per question; summaries, comparisons and reports show the intervals.
-Pure functions of numbers: no episodes, no files, no global randomness. Axes: ``_N`` questions,
+The functions are pure: no episodes, files or global randomness. Axes: ``_N`` questions,
 ``_C`` columns (figures), ``_R`` resamples.
 """
 
@@ -69,7 +69,7 @@ class Bootstrap:
         """
         mean = self.means_C[column]
         away_R = np.abs(self.resampled_RC[:, column] - mean)
-        # A rounding error must not make a draw equal to the sample's mean look less extreme.
+        # A draw counts as equally extreme if it is less extreme only by a rounding error.
         num_as_far = int(np.count_nonzero(away_R >= abs(mean) * (1 - 1e-9)))
         return max((1 + num_as_far) / (1 + len(away_R)), min(2.0 ** (1 - self.num_values), 1.0))
 

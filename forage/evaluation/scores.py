@@ -97,7 +97,7 @@ def scores_of(episodes: Iterable[Episode]) -> list[QuestionScore]:
 
 
 def ks_of(num_samples: int) -> list[int]:
-    """The k to report pass@k for: powers of two below the number of samples, and that number.
+    """The values of k for pass@k: powers of two below the number of samples, and that number.
 
     >>> ks_of(1), ks_of(2), ks_of(10)
     ([], [2], [2, 4, 8, 10])

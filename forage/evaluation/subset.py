@@ -19,7 +19,7 @@ from forage.types import Question
 
 
 def questions_to_evaluate(config: RunConfig) -> list[Question]:
-    """The ``evaluation.num_questions`` questions to evaluate of ``data.test``; raises
+    """Selects ``evaluation.num_questions`` questions of ``data.test`` to evaluate; raises
     ``UserError``.
     """
     if config.data.test is None:
@@ -40,8 +40,8 @@ def stratified(questions: Sequence[Question], size: int | None, seed: int | None
     """At most ``size`` questions in which each stratum has its share, to within one question.
 
     Question r of the n of a stratum gets the position (r + 1/2) / n, and the list in that order is
-    truncated. The result is in file order. ``seed`` None takes the first of each stratum instead of
-    random ones.
+    truncated. The result is in file order. If ``seed`` is None, each stratum's first questions are
+    taken instead of random ones.
 
     Six easy questions (e) and three hard ones (h), truncated to three, give two and one::
 

@@ -69,7 +69,7 @@ class MacroAverage:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """One arm: all questions, those of each source, and those of each number of hops.
+    """The figures of an arm: on all questions, by source, and by number of hops.
 
     ``macro`` is None for a single source, because it would repeat ``overall``.
     """
@@ -92,7 +92,7 @@ class EvaluationSummary:
     arms: dict[str, ArmSummary]
 
     def to_json(self) -> dict[str, Any]:
-        """``{"arms": {"normal": {"overall": {"em": [mean, low, high], ...}, ...}}}``."""
+        """Returns ``{"arms": {"normal": {"overall": {"em": [mean, low, high], ...}, ...}}}``."""
         return TypeAdapter(EvaluationSummary).dump_python(self, mode="json")
 
     @classmethod

@@ -17,7 +17,7 @@ from forage.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One GPU: usable GB, and its peaks in bfloat16, float32 and memory bandwidth."""
+    """A GPU: its usable GB, and its peaks in bfloat16, float32 and memory bandwidth."""
 
     memory_gb: int
     teraflops: float
@@ -76,7 +76,7 @@ class Hardware:
 
 
 def parse_hardware(text: str) -> Hardware:
-    """``[MACHINESx]GPUSxNAME[-MEMORY]``; raises ``UserError`` with the known names.
+    """Reads ``[MACHINESx]GPUSxNAME[-MEMORY]``; raises ``UserError`` with the known names.
 
     >>> parse_hardware("2x8xh200").num_gpus
     16

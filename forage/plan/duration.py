@@ -58,7 +58,7 @@ class Duration:
 
     @property
     def step_s(self) -> float:
-        """One step; with staleness, sampling and learning overlap."""
+        """The seconds of one step; with staleness, sampling and learning overlap."""
         phases = (self.sampling_s, self.learning_s)
         return (max(phases) if self.overlaps else sum(phases)) + self.publishing_s
 
@@ -142,7 +142,7 @@ def published_bytes(config: RunConfig, model: ModelSize) -> int:
 
 
 def publishing_speed(config: RunConfig) -> float:
-    """Bytes per second; servers that share the trainer's GPUs cannot use NCCL."""
+    """Bytes published per second; servers that share the trainer's GPUs cannot use NCCL."""
     engine = config.placement.engine
     is_apart = config.placement.own_gpus > 0 or (bool(engine.urls) and not engine.offload)
     is_grouped = engine.kind != "torch" and engine.transfer == "group"

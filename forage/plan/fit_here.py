@@ -244,7 +244,7 @@ def _is_set(config: RunConfig, key: str) -> bool:
 
 
 def choose_at_once(config: ModelConfig) -> int:
-    """How many micro-batches to process at a time: 1, 2, 4 ... or one per core."""
+    """Measures how many micro-batches to process at a time: 1, 2, 4 ... or one per core."""
     most = num_cores()
     if most == 1:
         return 1

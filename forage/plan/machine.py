@@ -1,6 +1,6 @@
-"""What a machine provides, and what a run needs on it: the model, questions, corpora.
+"""Describes what a machine provides, and what a run needs: the model, questions, corpora.
 
-It inspects this machine and the tables of published files, contacts no server and changes nothing.
+This file inspects the machine and the tables of published files; it contacts no server.
 """
 
 from __future__ import annotations

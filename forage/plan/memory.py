@@ -176,7 +176,7 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
 
 
 def _gradient_sets(config: RunConfig, num_at_once: int) -> tuple[int, str]:
-    """How many sets of gradients exist at once, and why."""
+    """The number of sets of gradients that exist at once, and the reason."""
     if config.model.device == "cpu" and config.placement.num_ranks is None:
         return 1 + num_at_once, f"{1 + num_at_once} sets (the sum, and the current ones)"
     return 1, "a set"

@@ -1,6 +1,6 @@
 """``forage train --dry-run``: what a recipe would need, and what prevents it from running here.
 
-It makes the checks that training makes before its first step, and compares the plan only with this
+It runs the checks that training runs before its first step, and compares the plan only with this
 machine. It uses no network, and starts and changes nothing. ``model_check.py`` also compares the
 model with transformers.
 """

@@ -49,7 +49,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class ChildProcess:
-    """One process and its log; start it on a thread that lives as long as the process should.
+    """A process and its log; start it on a thread that lives as long as the process should.
 
     The kernel ties the child to the thread that started it.
     """

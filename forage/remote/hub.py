@@ -73,7 +73,7 @@ def _answers(url: str) -> bool:
         except OSError as error:
             failures.insert(0, str(getattr(error, "reason", error)))
 
-    # In a thread, because name resolution has no timeout.
+    # Requests run in a thread, because name resolution has no timeout.
     asking = Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_PATIENCE_S)

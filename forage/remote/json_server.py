@@ -1,6 +1,6 @@
-"""A client of one server with JSON routes: one request at a time, no retries.
+"""A client of a server with JSON routes; sends each request once, without retries.
 
-For servers with custom routes (the engines), whose callers decide what a failure means and whether
+It is for servers with custom routes (the engines). Callers decide what a failure means and whether
 to try another server.
 """
 

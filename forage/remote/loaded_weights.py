@@ -78,7 +78,7 @@ def _num_not_finite(weight: Tensor) -> int:
         return 0
     if weight.element_size() == 1:
         weight = weight.float()  # torch cannot sum 8-bit floats
-    # A sum takes one pass and no memory; it may overflow although every number is finite.
+    # A sum takes one pass and no memory, but may overflow although every number is finite.
     if bool(weight.sum().isfinite()):
         return 0
     return int((~weight.isfinite()).sum())

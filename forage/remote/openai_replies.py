@@ -81,7 +81,7 @@ class ChatChoice(_Choice):
 
     @property
     def text(self) -> str:
-        """What the model wrote; "" if hidden reasoning used up the limit."""
+        """The model's text; "" if hidden reasoning used up the limit."""
         content = self.message.content
         if isinstance(content, list):
             content = "".join(part.text for part in content if part.type == "text")

@@ -102,7 +102,7 @@ class Shape(BaseModel):
 
 
 def first_wrong(error: ValidationError) -> str:
-    """The first error in a document, and its place: ``choices.0.text: Field required``."""
+    """The first error in a document, with its place: ``choices.0.text: Field required``."""
     first = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]

@@ -1,4 +1,4 @@
-"""Retries requests: how often, with which pauses, and until when.
+"""Retries requests: decides how often, with which pauses, and until when.
 
 The only retry loop for requests to servers. Callers decide what to send, to which server, and at
 what cost; ``request.py`` defines failures.

@@ -44,7 +44,7 @@ def read_key(
     variable: str | None,
     environment: Mapping[str, str] | None = None,
 ) -> SecretStr | None:
-    """The key in ``file``, otherwise in the environment's ``variable``; None without both.
+    """The key in ``file``, otherwise in the environment's ``variable``; None without either.
 
     ``owner``: the settings section with this ``key_file`` and ``key_variable``. Raises
     ``UserError``, which never shows the key, if it is missing or cannot be sent.
@@ -61,7 +61,7 @@ def read_key(
         text, origin = found.strip(), f"the variable {variable}"
     else:
         return None
-    # It becomes part of a header, which cannot have spaces, line breaks or non-ASCII letters.
+    # The key becomes part of a header, which allows no spaces, line breaks or non-ASCII letters.
     if not text or not text.isascii() or not text.isprintable() or " " in text:
         what = "contains characters that a key cannot have" if text else "is empty"
         raise UserError(f"{origin} {what}; it must contain only the key of {owner}")
@@ -73,7 +73,7 @@ def read_token(
     given: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> SecretStr | None:
-    """The token in the file, or the given one, or the environment's; None without any.
+    """The token in the file, the given token, or the environment's; None if there is none.
 
     Raises ``UserError`` for two at once, an unreadable file, or an invalid token.
     """

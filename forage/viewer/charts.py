@@ -58,7 +58,7 @@ class Chart:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the page's script draws, as JSON types."""
+        """The chart as JSON types, for the page's script to draw."""
         return {
             "x_label": self.x_label,
             "range": self.y_range,
@@ -69,7 +69,7 @@ class Chart:
 
     @property
     def json(self) -> str:
-        # Not escaped to ASCII, so that the page still sees characters that it must make visible.
+        # The text is not escaped to ASCII, so that the page sees characters it must make visible.
         return json.dumps(self.data, separators=(",", ":"), ensure_ascii=False)
 
     @property
@@ -174,7 +174,7 @@ def number_text(value: float) -> str:
 def _window_sums(values: np.ndarray, window: int) -> np.ndarray:
     """The sum of every ``window`` neighbours, built from sums of 1, 2, 4, ... of them.
 
-    A running sum would be faster, but one huge value would spoil all sums after it.
+    A running sum would be faster, but a huge value would spoil all sums after it.
     """
     num_sums = len(values) - window + 1
     total = np.zeros(num_sums)
@@ -198,7 +198,7 @@ def _on_log_axis(line: Series, zero: float) -> Series:
 
 def _thinned(lines: Sequence[Series], most_points: int) -> tuple[Series, ...]:
     num_points = len(lines[0].x_T)
-    if any(len(line.x_T) != num_points for line in lines):  # of several runs
+    if any(len(line.x_T) != num_points for line in lines):  # lines of several runs
         return tuple(part for line in lines for part in _thinned([line], most_points))
     if num_points <= most_points:
         return tuple(lines)

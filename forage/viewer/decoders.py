@@ -96,6 +96,6 @@ def _in_hub_cache(name: str) -> Path | None:
 
     try:
         path = try_to_load_from_cache(name, _FILE)
-    except HFValidationError:  # a path instead of a model name
+    except HFValidationError:  # the name is a path, not a model's
         return None
     return Path(path) if isinstance(path, str) else None

@@ -75,7 +75,7 @@ class EpisodeRow:
 
 
 _KINDS = get_type_hints(EpisodeRow)
-"""What each column may hold: SQLite accepts anything."""
+"""The type of each column, which is checked because SQLite accepts anything."""
 _INSERT = f"INSERT INTO episodes VALUES ({', '.join('?' * len(_KINDS))})"
 _TABLES = f"""
 CREATE TABLE state (read_to INTEGER, changed INTEGER, head TEXT, tail TEXT);
@@ -92,7 +92,7 @@ _Row = tuple[EpisodeRow, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a file has been read, in bytes; with ``has_more``, more whole lines may follow."""
+    """The bytes of a file that have been read; if ``has_more``, more whole lines may follow."""
 
     read_to: int
     size: int
@@ -153,7 +153,7 @@ class EpisodeIndex:
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._database, timeout=60, isolation_level=None)
-        # If power fails, the index can be rebuilt from the records.
+        # Losing writes in a power failure is acceptable: the index can be rebuilt from the records.
         connection.execute("PRAGMA synchronous = OFF")
         return connection
 
@@ -217,9 +217,9 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def _start(connection: sqlite3.Connection, file: BinaryIO) -> int:
-    """Where to continue reading: after the indexed part, or at 0 with empty tables.
+    """Returns where to continue reading: after the indexed part, or at 0 with empty tables.
 
-    A resumed run truncates its file and appends to it again, and a new evaluation replaces its own.
+    A resumed run truncates its file and appends to it again; a new evaluation replaces its file.
     The index is valid if the indexed part still begins and ends as it did, and if a file that has
     not grown has not been modified either.
     """
@@ -277,7 +277,7 @@ def _read(file: BinaryIO, path: Path, start: int, max_lines: int) -> tuple[list[
 
 def _row(offset: int, line: dict[str, Any]) -> _Row:
     """The columns of an episode in a list, and the words that a search finds it by."""
-    # Tokens and log-probabilities make up most of a line; here they are only counted.
+    # Tokens and log-probabilities make up most of a line; here, they are only counted.
     length = sum(
         len(segment["token_ids"])
         for segment in line["segments"]

@@ -195,7 +195,7 @@ class EpisodePages:
                 found.append(
                     Sibling(label, _address(other, row), side_by_side_address(pair), row.em, False)
                 )
-        # The same arm comes first, because that is the usual comparison.
+        # The same arm comes first, because readers usually compare with it.
         found.sort(key=lambda each: bool(this.arm) and arm_name(this.arm) not in each.label)
         return found[:_MAX_OTHERS]
 
@@ -219,7 +219,7 @@ def _neighbours(
 
 
 def _share_text(standing: Standing | None) -> str:
-    """How much of a long file has been indexed; "" for all of it."""
+    """The indexed share of a long file, in words; "" if all of it is indexed."""
     if standing is None or not standing.has_more or not standing.size:
         return ""
     return f"{100 * standing.read_to / standing.size:.0f} %"

@@ -77,7 +77,7 @@ class PairFilter:
 
     @property
     def of_episodes(self) -> EpisodeFilter:
-        """The conditions that at least one of a question's two episodes must meet."""
+        """The conditions that at least one of the two episodes of a question must meet."""
         shared = ("arm", "status", "searches", "length", "sign", "find")
         return EpisodeFilter(**{name: getattr(self, name) for name in shared})
 
@@ -120,7 +120,7 @@ class EvaluationBrowser:
         self._indexes = indexes
 
     def evaluations(self) -> HTMLResponse:
-        """All evaluations, to open or compare."""
+        """The list of all evaluations, to open or compare."""
         rows = [self._row(run, file) for run, file in self._all()]
         names = [Path(row.file).stem for row in rows]
         first = names.index("before") if "before" in names else 0

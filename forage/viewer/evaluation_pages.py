@@ -141,7 +141,7 @@ def _evaluation_cards(result: EvaluationResult) -> list[Card]:
 
 
 def _evaluation_charts(result: EvaluationResult) -> list[ShownChart]:
-    """All arms in one chart, and the first arm by data source and hops in another."""
+    """Returns a chart of all arms, and a chart of the first arm by data source and hops."""
     arms = result.summary.arms
     charts: list[ShownChart] = []
     note = "Dots are means, whiskers 95 % bootstrap intervals over questions."
@@ -188,7 +188,7 @@ def comparison_chart(arm: ComparedArm) -> IntervalChart:
     slices = compared_slices(arm)
     rows = [IntervalRow(label, None, _em(part), is_head) for label, part, is_head in slices]
     reach = max(max(abs(_em(part).low), abs(_em(part).high)) for _, part, _ in slices)
-    # A round bound makes round ticks.
+    # With a round bound, the ticks are round numbers.
     bound = next((r for r in (0.02, 0.04, 0.1, 0.2, 0.4, 0.6, 0.8) if r >= reach), 1.0)
     return IntervalChart(rows, "difference in exact match", ("", "difference"), (-bound, bound))
 

@@ -80,7 +80,7 @@ class ShownRun:
         for pattern in (f"*{suffix}", f"{_EVALUATIONS}/*{suffix}"):
             for path in islice(self.directory.glob(pattern), _MAX_FILES):
                 name = path.relative_to(self.directory).as_posix()
-                if name == _text(name):  # so that an address can name it
+                if name == _text(name):  # otherwise no address can name the file
                     yield name
 
 
@@ -181,7 +181,7 @@ def _rows(directory: Path) -> list[dict[str, float]]:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    # Each line has its own copies of the names, which take half of a row's memory.
+    # Parsing copies the names for each line; the copies take half of a row's memory.
     return {sys.intern(name): _shown(v) for name, v in row.items() if isinstance(v, int | float)}
 
 
@@ -244,7 +244,7 @@ def _has_records(directory: Path) -> bool:
 
 
 def _holds_episodes(path: Path) -> bool:
-    """Whether the first line looks like an episode; training's own file may still be empty."""
+    """Whether the first line looks like an episode; the file of training may still be empty."""
     head = _head(path)
     is_training = path.name == EPISODES_FILE
     return (is_training and not head) or (head.startswith(b'{"step":') and b'"question":' in head)

@@ -1,4 +1,4 @@
-"""What a metric means, looked up in the tables of docs/metrics.md.
+"""Looks up the meaning of a metric in the tables of docs/metrics.md.
 
 ``metrics.md`` in this folder is a link to that page, so that an installed package contains it.
 """

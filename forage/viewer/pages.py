@@ -86,7 +86,7 @@ def _template(name: str) -> str:
 
 
 def _made_visible(value: object) -> object:
-    # Only templates make Markup; data never is.
+    # Only templates make Markup; data is never Markup.
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -43,7 +43,7 @@ _ENOUGH = 0.15
 
 
 def from_to(curves: Sequence[Series]) -> str:
-    """Where each curve begins and ends: "From 0.34 to 0.11"."""
+    """The first and last value of each curve in words: "From 0.34 to 0.11"."""
     parts = [" to ".join(map(number_text, ends(curve.y_T))) for curve in curves]
     if len(parts) == 1:
         return f"From {parts[0]}."
@@ -80,7 +80,7 @@ def within_float32(curves: Sequence[Series]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart over steps: ``lines`` names the line of each metric; the rest is the chart's.
+    """A chart over steps: ``lines`` names each metric's line; other fields are the chart's.
 
     ``describe`` says in a sentence what the curves did, smoothed as they are drawn.
     """

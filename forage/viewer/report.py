@@ -25,7 +25,7 @@ from forage.viewer.whiskers import IntervalChart, IntervalRow
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """Everything a report shows; the page leaves out what is None or empty.
+    """The contents of a report; the page leaves out fields that are None or empty.
 
     ``metrics`` are the rows of ``metrics.jsonl``; ``warm_start`` holds (step, loss) points;
     ``decode`` turns token ids into text; ``environment`` is a line such as "2 cores, torch
@@ -212,7 +212,7 @@ def _slice_rows(
 
 
 def _interval_chart(rows: Sequence[SliceRow]) -> IntervalChart:
-    """One chart: the first arm split by hops, the other arms in total."""
+    """A chart with the first arm split by hops, and the other arms in total."""
     second_head = next((i for i, row in enumerate(rows) if row.is_head and i), len(rows))
     glance = [row for i, row in enumerate(rows) if i < second_head or row.is_head]
     shown: list[IntervalRow] = []

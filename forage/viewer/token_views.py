@@ -27,7 +27,7 @@ _MOST_OF_A_LETTER = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """One token; the page's script shows ``info`` as a tooltip.
+    """A token as shown; the page's script shows ``info`` as a tooltip.
 
     ``info`` is "id", or "id logprob version" for a sampled token, followed by the advantage and the
     trainer's minus the sampler's log-probability if they were recorded. "-" replaces a missing
@@ -43,7 +43,7 @@ class TokenView:
 
 
 def learnt_of(record: EpisodeRecord | None, start: int, segment: Segment) -> list[str]:
-    """What a record adds to a segment's sampled tokens: advantage, log-probability difference."""
+    """Texts that a record adds to a segment's sampled tokens: advantage, trainer's difference."""
     advantages_T = record.advantages_T if record is not None else ()
     trainer_T = record.trainer_logprobs_T if record is not None else ()
     texts: list[str] = []
@@ -111,7 +111,7 @@ def _others(alternatives: Alternatives, decode: Decode) -> str:
 
 
 def golden_spans(text: str, golden_answers: Sequence[str]) -> list[tuple[int, int]]:
-    """Where golden answers occur in a text as whole words, in order and without overlaps."""
+    """Finds golden answers in a text as whole words; the spans are in order and do not overlap."""
     answers = sorted((a.strip() for a in golden_answers if a.strip()), key=len, reverse=True)
     if not answers:
         return []

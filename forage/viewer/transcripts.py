@@ -111,7 +111,7 @@ def view_record(record: EpisodeRecord, decode: Decode | None, where: str = "") -
 
 
 def after_text(num_steps: int) -> str:
-    """When an episode was evaluated, to follow its arm; "" if no step is known."""
+    """The step at which an episode was evaluated, as text after its arm; "" if unknown."""
     return f", after {num_steps} step{'' if num_steps == 1 else 's'}" if num_steps else ""
 
 
@@ -178,7 +178,7 @@ def _decision_text(view: EpisodeView, turn: int) -> str:
 def _token_blocks(
     episode: Episode, decode: Decode, record: EpisodeRecord | None
 ) -> tuple[BlockView, ...]:
-    """One block per segment. The policy's segment opens a turn; an observation closes it."""
+    """Returns a block per segment. The policy's segment opens a turn; an observation closes it."""
     blocks: list[BlockView] = []
     turns = iter(enumerate(episode.turns, start=1))
     number, turn = 0, None

@@ -1,4 +1,4 @@
-"""What the baselines share: prompts with passages, searches by the method, and the final answer.
+"""The shared parts of the baselines: prompts with passages, own searches, and the final answer.
 
 Each baseline is a rule for an open episode. Its prompts show the passages without a frame, and a
 search that it makes for the policy is a turn without sampled text. The rewards, which read what the
@@ -51,7 +51,7 @@ class Found:
     seconds: float
 
     def turn(self, observation: Observation, sampled: Sampled | None = None) -> Turn:
-        """The turn of this search, with the passages shown; ``sampled`` None: the method's own."""
+        """The turn of this search, with the passages shown; ``sampled`` None: by the method."""
         return Turn(
             sampled.text if sampled else "",
             ActionKind.SEARCH,
@@ -87,7 +87,7 @@ def open_prompt(episode: OpenEpisode, template: str, fillings: Mapping[str, Fill
 
 
 def room_after(episode: OpenEpisode, template: str, fillings: Mapping[str, Filling]) -> int:
-    """How many tokens can be added to a prompt so that a turn still fits after it."""
+    """The number of tokens that can be added to a prompt so that a turn still fits after it."""
     longest = episode.config.max_tokens - episode.config.max_turn_tokens
     return max(longest - len(fill(template, fillings, episode.codec)), 0)
 

@@ -24,7 +24,7 @@ P_VALUES_NOTE = (
 
 
 def comparison_table(arm: ComparedArm, comparison: Comparison, is_wide: bool) -> FigureTable:
-    """One arm: exact match of both, difference, p-value, searches; also F1 if ``is_wide``."""
+    """A table of one arm: exact match, difference, p-value, searches; F1 too if ``is_wide``."""
     first, second = comparison.first, comparison.second
     return FigureTable(
         f"{second} against {first}: {compared_arm_name(arm, comparison)}",
@@ -58,7 +58,7 @@ def compared_arm_name(arm: ComparedArm, comparison: Comparison) -> str:
 
 
 def played_lines(comparison: Comparison) -> tuple[str, str]:
-    """For each of the two evaluations, its name and how it was played."""
+    """A line for each of the two evaluations: its name and how it was played."""
     first, second = map(how_played, comparison.protocols)
     return f"{comparison.first}: {first}", f"{comparison.second}: {second}"
 

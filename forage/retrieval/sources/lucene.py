@@ -29,7 +29,7 @@ class Lucene:
     def __init__(
         self, directory: Path, k1: float = 0.9, b: float = 0.4, num_threads: int | None = None
     ) -> None:
-        """Opens an index; k1 and b default to those of pyserini's published runs; raises ``UserError``.
+        """Opens an index; k1 and b default to pyserini's published values; raises ``UserError``.
 
         ``num_threads``: threads that search a batch (None: one per core).
         """
