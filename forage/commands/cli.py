@@ -179,7 +179,7 @@ def _log_handler(shows_path: bool) -> logging.Handler:
 def _is_stdout_closed() -> bool:
     """Whether the reader has closed our output; if so, drops what is still buffered."""
     poll = select.poll()
-    poll.register(sys.stdout, 0)  # errors are always reported
+    poll.register(sys.stdout, 0)  # poll always reports errors
     if not any(events & select.POLLERR for _, events in poll.poll(0)):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

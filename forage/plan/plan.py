@@ -94,9 +94,9 @@ class Plan:
 def make_plan(
     config: RunConfig, machine: Machine | None = None, hardware: Hardware | None = None
 ) -> Plan:
-    """The plan of a recipe on ``machine`` (None: this one); raises the errors of training.
+    """The plan of a recipe on ``machine`` (None: this one); raises the same errors as training.
 
-    With ``hardware`` it also says whether the recipe fits that, and how long it would take.
+    With ``hardware``, the plan also says whether the recipe fits it, and how long it would take.
     """
     config.check_trainable()
     machine = machine or look_at_machine(Path.cwd())

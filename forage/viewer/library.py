@@ -46,27 +46,27 @@ class ShownRun:
     directory: Path
 
     def episode_files(self) -> list[str]:
-        """Paths of its episode files, relative to the run; the one from training comes first."""
+        """Paths of the run's episode files, relative to the run; that of training comes first."""
         names = [name for name in self._files(".jsonl") if _holds_episodes(self.directory / name)]
         return sorted(names, key=lambda name: (name != EPISODES_FILE, name))
 
     def figures_files(self) -> list[str]:
-        """Paths of the result files of its evaluations, relative to the run."""
+        """Paths of the result files of the run's evaluations, relative to the run."""
         return sorted(name for name in self._files(".json") if _has_figures(self.directory / name))
 
     def config_text(self) -> str:
-        """Its settings as YAML, "" if it has none; raises ``UserError``."""
+        """The run's settings as YAML, "" if it has none; raises ``UserError``."""
         path = self.directory / "config.yaml"
         if not os.path.lexists(path):
             return ""
         return read_plain(path, MAX_YAML_BYTES).decode("utf-8", "replace")
 
     def config(self) -> dict[str, Any]:
-        """Its settings as a tree, empty if they are missing or unreadable."""
+        """The run's settings as a tree, empty if they are missing or unreadable."""
         return self._read_config()[0]
 
     def config_error(self) -> str:
-        """Why its settings cannot be read; "" if they can, or if it has none."""
+        """Why the run's settings cannot be read; "" if they can, or if there are none."""
         return self._read_config()[1]
 
     def _read_config(self) -> tuple[dict[str, Any], str]:

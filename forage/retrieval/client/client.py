@@ -28,7 +28,7 @@ from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest, normalise_query
 from forage.types import FailureKind, Hit, PageReply, SearchReply
 
-# This share of the deadline before its end, the dispatcher gives up: no further try would fit.
+# The dispatcher gives up this share of the deadline before its end: no further try would fit.
 _SPARE = 0.15
 
 
@@ -84,7 +84,7 @@ class SearchClient:
     def __init__(self, settings: SearchConfig, backoff_s: float = 0.5) -> None:
         """``backoff_s``: the wait before the first retry, doubled for each further one."""
         self._settings = settings
-        if settings.kind == "function":  # a query that it rejects must not fail others
+        if settings.kind == "function":  # a query that makes it fail must not fail others
             self._dispatcher, self._batch_size = FunctionSearch(settings), 1
         else:
             self._dispatcher = Dispatcher(settings, backoff_s)
@@ -167,14 +167,14 @@ class SearchClient:
         return PageReply(outcome)
 
     async def wait_until_ready(self, index: Path | None = None) -> None:
-        """Returns once a server answers; raises ``UserError`` after ``startup_timeout_s``.
+        """Waits until a server answers; raises ``UserError`` after ``startup_timeout_s``.
 
         ``index``: what a server should serve, named in the suggested command.
         """
         await self._dispatcher.wait_until_ready(index)
 
     async def what_is_served(self) -> Served | None:
-        """What the server says it searches, or None; call ``wait_until_ready`` first."""
+        """The source that the server reports, or None; call ``wait_until_ready`` first."""
         return await self._dispatcher.what_is_served()
 
     async def close(self) -> None:

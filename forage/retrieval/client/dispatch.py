@@ -2,7 +2,7 @@
 
 A failed request goes at once to another server if there is one, otherwise again to the same one
 after a pause with jitter, as long as retries and time last. A request that a server calls invalid
-is not retried. The client joins and caches queries and counts callers.
+is not retried. The client joins, caches and counts queries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POLL_S = 0.25
 _RETRIEVE = "/retrieve"
 # Larger than legitimate replies: whole pages, or hundreds of passages for dozens of queries.
 _MAX_REPLY_BYTES = 256 * 2**20
-# Parsing a reply of thousands of passages would hold up the other episodes.
+# Parsing a larger reply on the event loop would hold up the other episodes.
 _PARSE_IN_THREAD_BYTES = 4 * 2**20
 
 T = TypeVar("T")
@@ -130,11 +130,11 @@ class Dispatcher:
             deadline,
             needs_pause=lambda: (
                 len(failed) == len(self._servers)
-            ),  # otherwise another is tried at once
+            ),  # otherwise another server is tried at once
         )
 
     async def wait_until_ready(self, index: Path | None) -> None:
-        """Returns once a server answers; raises ``UserError`` after ``startup_timeout_s``."""
+        """Waits until a server answers; raises ``UserError`` after ``startup_timeout_s``."""
         command = self._settings.serve_command(index)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.startup_timeout_s

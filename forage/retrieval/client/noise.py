@@ -30,7 +30,7 @@ def _is_namesake(query: str, title: str) -> bool:
 
 
 def _chance(seed: int, query: str, passage_id: str) -> float:
-    """A number from 0 to 1 that depends only on these three."""
+    """A number from 0 to 1 that depends only on the three arguments."""
     digest = hashlib.sha256(
         f"{seed}/{query}/{passage_id}".encode("utf-8", "surrogatepass")
     ).digest()

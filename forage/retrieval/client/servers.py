@@ -53,7 +53,7 @@ class Breaker:
     def wait_s(self, now: float) -> float | None:
         """Seconds until a request may be sent; None if that depends on the probe's outcome.
 
-        0 if closed, and for one request at a time if half open.
+        It is 0 if the circuit is closed, and for one request at a time if it is half open.
         """
         if self.is_open and self._is_probed:
             return None
@@ -146,7 +146,7 @@ class Servers:
         return min((wait for wait in waits if wait is not None), default=None)
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Returns when a request has ended, or after ``timeout_s``."""
+        """Waits until a request has ended, at most ``timeout_s``."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
 

@@ -99,7 +99,7 @@ def look_at_corpus(corpus: Path) -> CorpusLook:
 
 
 def measure_encoder(encoder: Encoder, passages: Sequence[Passage]) -> float:
-    """Passages encoded per second, measured on an even sample of those given."""
+    """The passages encoded per second, measured on an even sample of ``passages``."""
     step = max(len(passages) // _ENCODED, 1)
     texts = [
         passage_text(encoder.spec.passage_template, passage)
@@ -168,7 +168,7 @@ def index_bytes(num_passages: int, dimension: int, settings: FaissSettings) -> i
 def index_seconds(num_passages: int, dimension: int, settings: FaissSettings) -> float:
     """Estimates the time that FAISS takes, by building a small index of random vectors.
 
-    Training and filling lists take time in proportion to their number, walking a graph log N.
+    The time to train and fill lists is proportional to their number, to walk a graph to log N.
     """
     from forage.retrieval.vectors.faiss_index import build_faiss
 

@@ -1,7 +1,7 @@
-"""Cuts an index into shards, and merges what the shards find.
+"""Cuts an index into shards, and merges the hits of shards.
 
 A shard is itself an index directory, over a run of the corpus's rows; together the shards are the
-whole corpus. Their scores must be comparable. Scores of vectors are, if the encoder is the same, so
+whole corpus. Their scores must be comparable. Vectors give comparable scores with one encoder, so
 a corpus can be cut and each part indexed. BM25 scores depend on how many passages of the corpus
 contain a word, so the whole index is cut here and keeps its scores.
 ``forage.retrieval.sources.sharded`` runs shards.

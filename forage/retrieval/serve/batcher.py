@@ -131,7 +131,7 @@ class Batcher:
         """
         speed, turns = self._speed, self._turns
         if not turns:
-            return  # with an empty queue it is searched, however slow the source seemed
+            return  # with an empty queue, it is searched even if the source seemed slow
         needed = speed.seconds(turns.weight_before(request, address, speed.weight(seconds)))
         if needed > seconds:
             line = speed.seconds(turns.weight)

@@ -140,7 +140,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._is_in_head and self._reading is None:  # refused while its body still arrives
+        if not self._is_in_head and self._reading is None:  # it was refused; its body still arrives
             self._reading = self._in_time(self._give_up_reading)
 
     def pause_writing(self) -> None:

@@ -16,12 +16,12 @@ from forage.settings import Strict
 
 # Pages are large: a body full of short URLs could request terabytes.
 _MAX_URLS = 1024
-# How many bodies of the maximum size fit in memory at once.
+# The number of bodies of the maximum size that may be in memory at once.
 _LARGEST_BODIES = 32
 
 
 class OverLimit(Exception):
-    """A request exceeds a limit; carries the HTTP status and a sentence that names the limit.
+    """Raised for a request over a limit; has the HTTP status and a sentence that names the limit.
 
     ``retry_after_s``: the time after which the same request will be within the limit.
     """

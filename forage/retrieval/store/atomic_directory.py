@@ -2,7 +2,7 @@
 
 ``atomic_build`` starts from an empty directory and leaves nothing behind on failure.
 ``resumable_build`` keeps its directory if a build ends early, so the same command can resume; only
-one build at a time may use it. This file does not know what is built.
+one build at a time may use it. This file does not depend on what is built.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def refuse_an_index(out: Path) -> None:
 
 @contextmanager
 def atomic_build(out: Path) -> Iterator[Path]:
-    """A directory to build an index in; it becomes ``out`` if the body succeeds."""
+    """Yields a directory to build an index in, which becomes ``out`` if the body succeeds."""
     with whole_folder(out) as directory:
         yield directory
         seal(directory)
@@ -55,7 +55,7 @@ def partial_directory(out: Path) -> Path:
 
 @contextmanager
 def resumable_build(out: Path, is_restart: bool) -> Iterator[Path]:
-    """The directory of an unfinished build, with its earlier content; finally renamed to ``out``.
+    """Yields the directory of a possibly unfinished build, and finally renames it to ``out``.
 
     ``is_restart`` empties it first. The body must seal the index, because it removes temporary
     files. Raises ``UserError`` while another process builds ``out``.

@@ -2,7 +2,7 @@
 
 A changed byte in a mapped array gives wrong passages without an error, so opening an index compares
 its files with the manifest: the size of each file, the content of all but very large files, and
-samples spread over those (with ``--verify``, all of them). ``OpenFiles`` detects a file that is
+samples of those (with ``--verify``, all of their content). ``OpenFiles`` detects a file that is
 truncated while it is mapped.
 """
 
@@ -34,7 +34,7 @@ class FileSum(Strict):
 
 
 class DamagedFileError(Exception):
-    """A file of an open index has changed, so nothing read from it can be trusted."""
+    """Raised if a file of an open index has changed, so that nothing read from it is reliable."""
 
 
 def sum_file(path: Path) -> FileSum:
@@ -99,7 +99,7 @@ def _sampled_places(num_bytes: int) -> Iterator[int]:
 class OpenFiles:
     """Keeps mapped files open to detect truncation (the kernel gives zeros or SIGBUS).
 
-    It holds the files themselves, so replacing the index with a new one changes nothing.
+    The files themselves stay open, so replacing the index with a new one has no effect.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:

@@ -1,4 +1,4 @@
-"""The manifest of an index directory: what the index is made of, and how that is verified.
+"""The manifest of an index directory: records what the index is made of, and verifies it.
 
 It is written last when an index is built and read first when it is opened. This file has the fields
 that all backends share; each backend's file extends them, and ``forage.retrieval.index.index``
@@ -127,7 +127,7 @@ def require_same(
 
 
 def common_fields(stored: StoredCorpus) -> dict[str, int | str]:
-    """The fields that a stored corpus determines."""
+    """The values of the fields that a stored corpus determines."""
     return {
         "num_passages": stored.num_passages,
         "corpus_bytes": stored.num_bytes,

@@ -54,7 +54,7 @@ _RESCORED_QUERIES = 64
 class DenseManifest(CommonManifest):
     """Manifest of an index of vectors; ``backend`` equals the kind of its FAISS settings.
 
-    ``source_files``: the files of an imported index. ``checked_cosine``: the result of its check.
+    ``source_files``: an imported index's files. ``checked_cosine``: the result of checking them.
     """
 
     backend: Literal["flat", "sq8", "hnsw", "ivf", "pq", "ivfpq", "adopted"]
@@ -212,7 +212,7 @@ def _open_vectors(directory: Path, manifest: DenseManifest) -> VectorShards:
 
 
 def _best(scores_K: np.ndarray, rows_K: np.ndarray, topk: int) -> list[Scored]:
-    """Best first, ties by the lower row, without FAISS's -1 for "no result"."""
+    """Sorts rows best first, ties by the lower row; drops FAISS's -1 for "no result"."""
     found = rows_K >= 0
     scores, rows = scores_K[found], rows_K[found]
     order = np.lexsort((rows, -scores))[:topk]

@@ -133,7 +133,7 @@ def encoded_corpus(
 
 
 def _finish(directory: Path, has_vectors: bool) -> None:
-    """Seals the index, then removes what only the build needs.
+    """Seals the index, then removes the files that only the build needs.
 
     The order matters: checksums of a large index take minutes, and a build killed during that time
     resumes with its vectors.

@@ -112,7 +112,7 @@ class Encoder(Protocol):
 
 
 def choice_of(spec: EncoderSpec) -> EncoderChoice:
-    """The choice that results in ``spec`` again."""
+    """Returns the choice from which ``settle`` would make ``spec`` again."""
     return EncoderChoice(
         **spec.model_dump(exclude={"fingerprint", "query_fingerprint", "dimension"})
     )
@@ -159,7 +159,7 @@ def require_finite(vectors_BD: np.ndarray, ids: Sequence[str], spec: EncoderSpec
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family of models was trained to be used."""
+    """The settings with which a family of models was trained."""
 
     name: str
     pattern: str

@@ -74,7 +74,7 @@ def _encode_rows(
     on_rows: Callable[[int], None],
     stop: threading.Event,
 ) -> np.ndarray:
-    """The vectors of ``rows``, float32 [B, D]; raises ``UserError`` that names those with NaN."""
+    """Encodes ``rows``, float32 [B, D]; raises ``UserError`` that names passages with NaN."""
     passages = [store.passage(row) for row in rows]
     texts = [passage_text(encoder.spec.passage_template, passage) for passage in passages]
     order = np.argsort([-len(text) for text in texts], kind="stable").tolist()

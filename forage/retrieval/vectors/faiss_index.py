@@ -1,7 +1,7 @@
 """The only file that imports FAISS: builds an index from vectors on disk, opens and searches it.
 
 Opened indexes are memory-mapped, so a server starts at once and several share one copy. Flat and
-8-bit indexes are written as a stream, shard by shard; the others are built in memory.
+8-bit indexes are written as a stream, shard by shard; other indexes are built in memory.
 ``forage.retrieval.vectors.dense`` handles encoders, passages and rescoring.
 """
 
@@ -112,7 +112,7 @@ def build_faiss(
 ) -> None:
     """Indexes ``vectors`` by inner product into the file ``path``.
 
-    ``on_rows`` is called with the number of rows just added. Training uses a sample. Needs memory
+    ``on_rows`` is called with the number of rows just added. Training uses a sample. It needs memory
     for the sample and the index (flat, sq8: for one shard).
     """
     faiss.omp_set_num_threads(num_cores())

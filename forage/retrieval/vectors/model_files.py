@@ -158,7 +158,7 @@ def _first_line(error: Exception) -> str:
 def unwrap_dpr(files: ModelFiles, directory: Path) -> str:
     """Writes the BERT model inside a DPR encoder to ``directory``.
 
-    Loaded directly, DPR passage encoders would get random weights: the library's automatic class
+    If loaded directly, DPR passage encoders would get random weights: the library's automatic class
     for them is the question encoder's.
     """
     [architecture] = files.read_json("config.json")["architectures"]

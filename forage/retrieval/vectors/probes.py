@@ -129,7 +129,7 @@ def _check_probes(
 
 
 def missing_extra(error: ModuleNotFoundError) -> UserError:
-    """The error if a package for dense indexes is missing; raises again if the module is ours."""
+    """The error for a missing package of dense indexes; raises ``error`` if the module is ours."""
     if error.name is None or error.name.partition(".")[0] == "forage":
         raise error
     return UserError(
@@ -160,7 +160,7 @@ def num_faster(
 ) -> int:
     """The largest of 1, 2, 4 and 8 queries for which ``encode`` is no slower; 0 if it always is.
 
-    The two alternate, so that noise affects both.
+    The two functions alternate, so that noise affects both.
     """
     most = 0
     for num in (1, 2, 4, 8):

@@ -125,7 +125,7 @@ class Fetcher:
 def _unpack(packed: bytes, max_bytes: int) -> bytes:
     """The first ``max_bytes`` of gzip or deflate data; a truncated end is not an error."""
     try:
-        # 32: with a gzip or zlib header, whichever it is.
+        # 32 accepts both headers, of gzip and of zlib.
         return zlib.decompressobj(32 + zlib.MAX_WBITS).decompress(packed, max_bytes)
     except zlib.error:
         raise FetchError("the page's compression is damaged") from None

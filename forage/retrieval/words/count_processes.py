@@ -130,7 +130,7 @@ class CountProcess:
         self._thread.shutdown(cancel_futures=True)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):  # data not sent yet
+            with suppress(BrokenPipeError):  # some data has not been sent
                 cast(BinaryIO, pipe).close()
 
     @property
