@@ -37,7 +37,7 @@ except Exception as error:
 
 
 class ActorLostError(RuntimeError):
-    """An actor's process or machine is gone."""
+    """Raised if an actor's process or machine is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Actor:
         return Reply(getattr(self._handle, method).remote(*arguments))
 
     def spot(self) -> Spot:
-        """Waits for the actor, returns where it runs; raises ``UserError`` if it cannot start."""
+        """Waits for the actor, returns its place; raises ``UserError`` if it cannot start."""
         try:
             return self.ask("spot").take(_START_S)
         except Exception as error:  # whatever its start raised, for example an import error

@@ -92,7 +92,7 @@ class RayRanks(Generic[T]):
         return self._answer([actor.ask("call", message) for actor in self._actors])
 
     def close(self) -> None:
-        """Kills the actors, including those that wait for one that is gone."""
+        """Kills the actors, including actors that wait for a lost one."""
         for actor in self._actors:
             actor.kill()
         self._actors = []

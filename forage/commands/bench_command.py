@@ -130,8 +130,8 @@ async def _ask_all(
         for number in range(settings.num_requests)
     )
     timeout = aiohttp.ClientTimeout(settings.timeout_s)
-    # A separate session: a server without a reply to the probe may close the connection after its
-    # error, and the first request of the load would be sent into that connection.
+    # The probe has a separate session: a server that does not reply to it may close the connection
+    # after its error, and the first request of the load would be sent into that connection.
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         await _check_address(session, url)
     connector = aiohttp.TCPConnector(limit=settings.num_clients)

@@ -216,7 +216,7 @@ def _tree(settings: RealSettings, base: Path, url: str) -> dict[str, Any]:
     tree = shipped_tree("real.yaml", settings.out, settings.seed, url)
     tree["model"] = {"path": str(base)}
     if settings.data is not None or settings.model != RealSettings().model:
-        del tree["note"]  # it names the default model and questions
+        del tree["note"]  # the note names the default model and questions
     put_on_device(tree, "cuda" if has_gpu() else "cpu")
     for name, file in (("train", "train"), ("test", "dev")):
         tree["data"][name] = str(settings.out / "data" / f"{file}.jsonl")

@@ -1,6 +1,6 @@
 """``forage rescore``: scores logged episodes with the rules of a published system.
 
-Reads Forage's episodes, veRL's rollout dumps, and plain lines with a text and its golden answers.
+It reads Forage's episodes, veRL's rollout dumps, and plain lines of a text and its golden answers.
 The rules are in ``rewards/compat.py``. It changes no record.
 """
 

@@ -98,7 +98,7 @@ def _num_steps(number: int) -> str:
 
 
 def _steps(text: str) -> range:
-    """Reads ``3:6`` or ``3``."""
+    """Reads the steps to profile: ``3:6``, or ``3`` alone."""
     first, colon, end = text.partition(":")
     if not (first.isdecimal() and (end.isdecimal() or not colon)):
         raise ArgumentTypeError(f"{text!r} is not a range of steps; write FIRST:END, such as 0:10")

@@ -20,7 +20,7 @@ from forage.disk.disk_failures import disk_failures
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file that becomes ``path`` in one move if the body succeeds; otherwise removed."""
+    """Yields a file that replaces ``path`` if the body succeeds, and is removed otherwise."""
     path = path.resolve()  # a link is kept, and its target replaced
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
@@ -47,7 +47,7 @@ def write_whole_text(path: Path, text: str) -> None:
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """Yields a folder that becomes ``out`` in one move if the body succeeds, and is removed if not.
+    """Yields a folder that becomes ``out`` if the body succeeds, and is removed otherwise.
 
     It replaces an older ``out``. Raises ``UserError`` if the disk refuses.
     """

@@ -31,7 +31,7 @@ class Accelerator:
 
 # NVIDIA's data sheets: "A10 Tensor Core GPU", "L4", "L40S", "A100 80GB" (and 40GB), "H100" (SXM),
 # "H200" (SXM), "Blackwell" (a GPU of the HGX B200), and the white paper of the Ada architecture for
-# the RTX 4090. The H20 has no public sheet: its figures are those its sellers print.
+# the RTX 4090. The H20 has no public sheet: its figures are those that its sellers print.
 ACCELERATORS = {
     "A10-24GB": Accelerator(22, 125, 31.2, 0.6),
     "L4-24GB": Accelerator(22, 121, 30.3, 0.3),

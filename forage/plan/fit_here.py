@@ -92,7 +92,7 @@ def fit_here(
     on_cpu = config.model.device == "cpu"
     chosen: list[str] = []
     if earlier is not None and earlier.is_file():
-        # Not parsed into a config: it may name functions that only the running program has.
+        # Not parsed into a config: the file may name functions that only the running program has.
         before = leaves(read_tree(earlier, (RunConfig,)))
         kept = [f"{key}={json.dumps(value)}" for key, value in before if is_open.get(key)]
         config = with_overrides(config, kept)
@@ -160,7 +160,7 @@ def _peak_of(
 def _warn_of_bfloat16(size: ModelSize) -> None:
     """Warns before the run if bfloat16 is slow on this processor.
 
-    It is if the processor lacks bfloat16 arithmetic, and may be if it has AVX512's without AMX.
+    It is slow without bfloat16 arithmetic in hardware, and may be slow with AVX512's but no AMX.
     """
     rates = [matmul_rate(dtype) for dtype in ("float32", "bfloat16")]
     if rates[1] >= rates[0]:

@@ -1,4 +1,4 @@
-"""Whether a recipe fits named hardware, and which settings would make it fit.
+"""Finds out whether a recipe fits named hardware, and which settings would make it fit.
 
 The search is greedy: it takes the cheapest change that lowers the peak until the recipe fits, then
 drops each change that turns out to be unnecessary.
@@ -19,7 +19,7 @@ from forage.plan.memory_parts import Memory
 
 _MOST_NODES = 64
 _LEAST_IN_FLIGHT = 8
-"""Minimum episodes in flight: fewer decode no faster per token than one; machines are cheaper."""
+"""Minimum episodes in flight. Fewer decode no faster per token than one: add machines instead."""
 
 MemoryOf = Callable[[RunConfig], Memory]
 """The memory on each device that a config needs."""

@@ -1,6 +1,6 @@
 """Describes what a machine provides, and what a run needs: the model, questions, corpora.
 
-This file inspects the machine and the tables of published files; it contacts no server.
+It inspects this machine and the tables of published files, contacts no server and changes nothing.
 """
 
 from __future__ import annotations

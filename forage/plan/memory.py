@@ -1,7 +1,7 @@
 """The memory of a run, part by part: formulas over counts, with their sources; nothing is measured.
 
 Weights, gradients and AdamW's two moments, sharded over the GPUs: ZeRO, stage 3
-(https://arxiv.org/abs/1910.02054, section 3). Activations and engines have files of their own.
+(https://arxiv.org/abs/1910.02054, section 3). Activations and engines have separate files.
 
 With adapters (``model.lora``; https://arxiv.org/abs/2106.09685, section 4.2) the N weights are
 frozen in ``model.dtype`` of b bytes. Only the adapters' A numbers are trained, rank x (inputs +
@@ -23,7 +23,7 @@ counted). Ranks gather a block's weights while they use them, and prefetch those
 the embedding and the head stay gathered throughout. A block's gradients are whole until they are
 summed over the ranks, the head's for the whole backward pass.
 
-Not included: the CUDA context and fragmentation (1 to 3 GB per GPU).
+The CUDA context and fragmentation (1 to 3 GB per GPU) are not included.
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ def _gradient_sets(config: RunConfig, num_at_once: int) -> tuple[int, str]:
 
 
 def _gathered(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
-    """What a rank holds unsharded at once: two blocks' weights, one's gradients, and two layers.
+    """The unsharded numbers on a rank: two blocks, one block's gradients, the embedding and the head.
 
-    The embedding and the head stay gathered throughout. The head's gradient stays from the first
+    The last two stay gathered throughout. The head's gradient stays from the first
     chunk of logits to the end of the backward pass; a block's is copied into the type of the sum
     over ranks. The gradients of adapters are small, and not included.
     """

@@ -88,7 +88,7 @@ def _num_not_finite(weight: Tensor) -> int:
 def complete_loading(what: str, unused: str = "") -> Iterator[None]:
     """Makes transformers refuse to load a model that lacks a weight; raises ``UserError``.
 
-    For libraries that call transformers and drop its report. Names that contain ``unused`` may be
+    It is for libraries that call transformers and drop its report. Names with ``unused`` may be
     missing. An encoder may be part of a larger model, whose other weights are ignored.
     """
     from transformers import PreTrainedModel

@@ -1,6 +1,6 @@
 """Runs the user's functions outside the event loop, so that a hanging call blocks nothing.
 
-Used for tools (``environment/tools``) and custom search functions (``retrieval/client``). Callers
+It is used for tools (``environment/tools``) and search functions (``retrieval/client``). Callers
 handle deadlines and decide what a failure means.
 """
 
@@ -17,7 +17,7 @@ _MAX_HUNG_THREADS = 32
 
 
 class TooManyHangError(RuntimeError):
-    """Raised instead of another call of a function of which too many calls hang."""
+    """Raised instead of calling a function that already has too many hanging calls."""
 
 
 def make_async(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:

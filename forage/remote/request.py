@@ -148,7 +148,7 @@ class HttpSender:
         except TimeoutError:
             return RemoteFailure(FailureKind.TIMEOUT, f"no reply within {timeout_s:.3g} s")
         except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
-            # Here and below, messages name only the error's type: its text may contain secrets.
+            # Messages name only the error's type: its text may contain the URL or headers.
             name = type(error).__name__
             return RemoteFailure(FailureKind.MALFORMED, f"the HTTP reply was incomplete ({name})")
         except (aiohttp.ClientError, OSError, UnicodeError) as error:  # an invalid host name

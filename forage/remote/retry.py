@@ -1,6 +1,6 @@
 """Retries requests: decides how often, with which pauses, and until when.
 
-The only retry loop for requests to servers. Callers decide what to send, to which server, and at
+This is the only retry loop for requests. Callers decide what to send, to which server, and at
 what cost; ``request.py`` defines failures.
 """
 

@@ -1,4 +1,4 @@
-"""Reads secrets: the bearer token shared by server and clients, and API keys. Never logs them.
+"""Reads secrets, and never logs them: the bearer token of server and clients, and API keys.
 
 All secrets are read here, so that every file gets the same check: only its owner may read it. The
 readers check the form of a secret; ``request.py`` sends it.

@@ -145,7 +145,7 @@ class Parts:
                 yield self._part, piece
 
     def rest(self) -> Iterator[tuple[str, str]]:
-        """Text held back for the rest of a tag that did not arrive."""
+        """The text held back for the rest of a tag that did not arrive."""
         if self._held:
             yield self._part, self._held
         self._held = ""

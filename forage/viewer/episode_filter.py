@@ -34,7 +34,7 @@ _COLUMNS = ", ".join(field.name for field in fields(EpisodeRow))
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Which episodes a list shows; the fields are the page's query parameters, "" for all.
+    """Selects the episodes of a list; the fields are the page's query parameters, "" for all.
 
     Numbers may be ``3``, ``2-4``, ``<0.5``, ``>=2``. ``find`` holds words to search for,
     ``"a phrase"`` or ``answer:paris``. ``sign`` is a sign of ``signs_of``, or ``any``.
@@ -57,7 +57,7 @@ class EpisodeFilter:
     sort: str = "played"
 
     def rows(self, index: EpisodeIndex, first: int = 0, most: int = -1) -> list[EpisodeRow]:
-        """At most ``most`` matching rows in order, from number ``first`` on; -1 for all."""
+        """At most ``most`` (-1: all) matching rows in order, from number ``first`` on."""
         where, values = self._where()
         order = ORDERS.get(self.sort, "offset")
         sql = f"SELECT {_COLUMNS} FROM episodes {where} ORDER BY {order} LIMIT ? OFFSET ?"

@@ -36,7 +36,7 @@ _LEVEL = 1e-6
 _LEVEL_SHARE = 0.02
 """A metric on a fixed axis also counts as constant if it varies by less than this share of it."""
 _LAST_COLOUR = 4
-"""Further lines share the last colour; tooltips still tell them apart by name."""
+"""The last colour, which all further lines share; tooltips tell them apart by name."""
 _FLOAT32 = 1e-5
 _ENOUGH = 0.15
 """How far the mean number of searches may differ from the hops and still count as enough."""
@@ -300,7 +300,7 @@ def _drawn(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Chart]:
 
 
 def _by_hops(panel: Panel, metric: str, rows: Sequence[MetricRow]) -> Panel:
-    """The panel by hops, or of the mean alone if the questions do not say how many they need."""
+    """The panel by hops, or of the mean alone if the questions do not state a number of hops."""
     names = {name.removeprefix(f"{metric}/hops_") for row in rows for name in row}
     hops = sorted(int(name) for name in names if name.isdecimal())
     lines = {f"{metric}/hops_{n}": hops_text(n) for n in hops}

@@ -1,6 +1,6 @@
 """Facts about runs for the table of runs: status, step, reward, exact match, differing settings.
 
-Also evaluates the sentinel's signs from a run's recorded metrics. Nothing here draws or serves.
+This file also evaluates the sentinel's signs from recorded metrics; it draws and serves nothing.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _texts(token_ids_T: Sequence[int], decode: Decode) -> list[str]:
 
 
 def _others(alternatives: Alternatives, decode: Decode) -> str:
-    # Made visible here, because JSON escapes would hide these characters from the page.
+    # Texts are made visible here, because JSON escapes would hide characters from the page.
     pairs = [(visible(decode([token_id])), logprob) for token_id, logprob in alternatives]
     return json.dumps(pairs, ensure_ascii=False)
 

@@ -55,7 +55,7 @@ class Reranked:
         self.id = f"{self.name}-{sha256(parts.encode()).hexdigest()[:16]}"
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """Finds hits and scores them by the model, ties in retrieval order; raises ``SourceError``."""
+        """Finds hits with the model's scores, ties in retrieval order; raises ``SourceError``."""
         found = self._source.search(queries, self._depth)
         pairs = [
             (query, passage_as_read(hit.passage))

@@ -74,7 +74,7 @@ def open_pages(path: Path, is_verified: bool = False) -> PageStore:
     """Opens a JSONL file of pages (gzip too), indexing it first if necessary.
 
     The index is in ``<path>.index``; gzip is unpacked there once. A changed file is indexed again.
-    ``is_verified`` reads every file to the end. Raises ``UserError``, with an invalid line's number.
+    ``is_verified`` reads every file to the end. Raises ``UserError``, with a faulty line's number.
     """
     index_dir = path.with_name(path.name + ".index")
     try:

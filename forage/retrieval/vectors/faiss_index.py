@@ -112,7 +112,7 @@ def build_faiss(
 ) -> None:
     """Indexes ``vectors`` by inner product into the file ``path``.
 
-    ``on_rows`` is called with the number of rows just added. Training uses a sample. It needs memory
+    ``on_rows`` is called with the number of rows just added. Training uses a sample. RAM is needed
     for the sample and the index (flat, sq8: for one shard).
     """
     faiss.omp_set_num_threads(num_cores())

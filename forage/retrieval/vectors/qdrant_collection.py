@@ -182,7 +182,7 @@ class QdrantCollection:
     def finish(self, num_rows: int, poll_s: float = 1.0, stall_s: float = _STALL_S) -> None:
         """Checks the number of points, then lets the server build its graph and waits for it.
 
-        Raises ``UserError`` if the server cannot, or makes no progress for ``stall_s``.
+        Raises ``UserError`` if the server fails, or makes no progress for ``stall_s``.
         """
         from qdrant_client import models
 
@@ -301,7 +301,7 @@ def _connect(where: Path | str, timeout_s: int) -> Any:
             prefer_grpc=True,
             api_key=os.environ.get(API_KEY_VARIABLE),
             timeout=timeout_s,
-            check_compatibility=False,  # it would use the REST port
+            check_compatibility=False,  # the check would use the REST port
         )
     except ValueError as error:
         raise UserError(f"{where!r} is not the URL of a Qdrant server: {error}") from error

@@ -17,7 +17,7 @@ from forage.errors import UserError
 from forage.remote.listed_pickle import ListedUnpickler
 from forage.remote.plain_file import read_json
 
-# The class that the client pickles a point as.
+# The class of the points that the client pickles.
 _POINT = {"qdrant_client.http.models.models.PointStruct"}
 _META, _DATABASE = "meta.json", "storage.sqlite"
 _TABLE = "CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)"

@@ -56,7 +56,7 @@ class SentenceEncoder:
         few_model: SentenceTransformer | None = None,
         num_few: int = 0,
     ) -> None:
-        """``passages`` may be None if only queries are encoded; use ``open_encoder``.
+        """Called by ``open_encoder``; ``passages`` may be None if only queries are encoded.
 
         ``few_model``: encodes batches of up to ``num_few`` queries.
         """
@@ -324,7 +324,7 @@ def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransfor
             raise UserError(f"cannot load the encoder {files.model}: {error}{hint}") from error
     for name, module in list(model.named_children()):
         if type(module).__name__ == "Normalize":
-            del model[int(name)]  # the spec decides, and it happens in float32
+            del model[int(name)]  # the spec decides, and normalisation is in float32
     _set_pooling(model, spec.pooling)
     if spec.onnx_file is not None:
         path = files.find(spec.onnx_file)

@@ -1,6 +1,6 @@
 """Extracts the text of pages in child processes, with time and memory limits per page.
 
-A process is reused for the next page, so most pages wait for no start. A page that exceeds its
+A process is reused for the next page, so most pages need no new process. A page that exceeds its
 limits ends only its own process. The processes run ``page_text.py``.
 """
 

@@ -32,7 +32,7 @@ _HEADERS = {
 
 
 class FetchError(Exception):
-    """A page could not be fetched; if the failure is temporary, a retry may succeed."""
+    """Raised if a page cannot be fetched; if the failure is temporary, a retry may succeed."""
 
     def __init__(self, reason: str, is_temporary: bool = False) -> None:
         super().__init__(reason)

@@ -63,7 +63,7 @@ class TextReply:
 
 
 class ExtractionError(Exception):
-    """The extractor failed on a page."""
+    """Raised if the extractor fails on a page."""
 
 
 class TextExtractor:

@@ -71,7 +71,7 @@ _AddressInfo = tuple[int, int, int, str, Sequence[Any]]
 
 
 class RefusedAddressError(OSError):
-    """The address may not be connected to; an ``OSError``, as HTTP libraries expect."""
+    """Raised for an address that is not allowed; an ``OSError``, as HTTP libraries expect."""
 
 
 class AddressGuard:

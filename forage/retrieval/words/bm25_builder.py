@@ -50,7 +50,7 @@ class BM25Builder:
         self._k1, self._b = k1, b
         self._analyzer = None if language == AUTO else Analyzer(AnalyzerSpec.of(language))
         self._numbers: dict[str, int] = {}
-        # Per process: maps its term numbers to those of the index.
+        # For each process, maps its term numbers to those of the index.
         self._numbers_of: dict[int, array[int]] = defaultdict(partial(array, "i"))
         self._texts: list[str] = []
         self._num_chars = 0
@@ -94,7 +94,7 @@ class BM25Builder:
 
     def _count(self) -> None:
         """Counts the words of the texts held back."""
-        # Compiles code, which only building should pay for.
+        # This import compiles code, which only a build should pay for.
         from forage.retrieval.words.word_counts import count_words
 
         if self._texts or not self._blocks:

@@ -38,7 +38,7 @@ from forage.retrieval.words.languages import AUTO, PLAIN, misfit
 logger = logging.getLogger(__name__)
 
 _BLOCK_PAIRS = 2**24
-# Number of passages, spread over the corpus, that are compared with the language of the first ones.
+# Number of passages, spread over the corpus, to compare with the language of the first passages.
 _NUM_COMPARED = 512
 
 
@@ -90,7 +90,7 @@ def build_index(
     one of ``forage.retrieval.words.languages.CHOICES``. Raises ``UserError`` for an invalid corpus
     line, an unknown language, or an ``out`` with other contents.
     """
-    # Compiles code, which only building should pay for.
+    # This import compiles code, which only a build should pay for.
     from forage.retrieval.words.count_processes import count_blocks
 
     out = out.absolute()

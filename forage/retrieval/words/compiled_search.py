@@ -1,8 +1,8 @@
 """MaxScore in machine code, for large indexes: a faster equivalent of ``bm25.Columns``.
 
-Rows and scores are equal bit for bit; it is several times as fast and releases the interpreter
-lock. Loading the compiler takes a second, so small indexes use numpy. The leading rows are looked
-up in all remaining columns early: their exact sums raise the threshold for every other row.
+Rows and scores are equal bit for bit; the search is several times as fast and releases the
+interpreter lock. Loading the compiler takes a second, so small indexes use numpy. Leading rows are
+looked up in all remaining columns early: their exact sums raise the threshold for all other rows.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from forage.retrieval.words.machine_code import compiled
 
-# Sums in a different order differ by about 1e-7 per term, so scores this close to the bar are kept.
+# Sums in another order differ by about 1e-7 per term: scores this close to the threshold are kept.
 _ROUNDING, _ROUNDING_A_TERM = 1e-5, 2e-7
 # Looking up one row in a column takes as long as adding this many entries (measured).
 _LOOK_UP_COST = 24
-# Number of leading rows beyond ``topk`` that are looked up for the bar.
+# Number of leading rows beyond ``topk`` that are looked up for the threshold.
 _MORE_SURE = 13
 
 

@@ -1,6 +1,6 @@
 """Counts the words of a large corpus in as many processes as there are cores.
 
-A small corpus is counted before a process could start, so it starts none. Blocks of lines go to the
+A small corpus is counted before a process could start, so none starts. Blocks of lines go to the
 processes in turn and return in order, so the index equals that of one process byte for byte.
 ``main`` is the program of a process: it reads an analyzer spec and then blocks from its standard
 input, and replies to each with its counts or with the error of an invalid line. Each process

@@ -154,7 +154,7 @@ def stop_words(language: str) -> Sequence[str]:
 
 
 def _fits(language: str, found: str) -> bool:
-    """Whether words of the detected language (for ``plain``: script) are split as its own would."""
+    """Whether ``language`` splits words of ``found`` (a script for ``plain``) as it should."""
     if language == PLAIN:
         return found == "LATIN"
     if language == found:

@@ -205,6 +205,6 @@ def score_pairs(
             place = heads_V[term]
             heads_V[term] = place + 1
             rows[place] = first_row + row
-            # Computed in float64 and rounded once, as in bm25s.
+            # Scores are computed in float64 and rounded once, as in bm25s.
             scores[place] = np.float64(idf_V[term]) * (tf / (norms_D[row] + tf))
             at += 1
