@@ -59,7 +59,7 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
 def server_environment(
     config: RunConfig, num_servers: int, gpus: Sequence[str] | None, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Our environment plus the receiver's folder, the flags of its routes, and the server's GPUs."""
+    """Our environment plus the receiver's folder, its routes' flags and the server's GPUs."""
     environment = {**inherited, "PYTHONPATH": str(shipped("plugins"))}
     if gpus is not None and config.model.device != "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

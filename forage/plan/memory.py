@@ -183,9 +183,9 @@ def _gradient_sets(config: RunConfig, num_at_once: int) -> tuple[int, str]:
 
 
 def _gathered(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
-    """The unsharded numbers on a rank: two blocks, one block's gradients, the embedding and the head.
+    """The unsharded numbers on a rank: two blocks, one block's gradients, embedding and head.
 
-    The last two stay gathered throughout. The head's gradient stays from the first
+    Embedding and head stay gathered throughout. The head's gradient stays from the first
     chunk of logits to the end of the backward pass; a block's is copied into the type of the sum
     over ranks. The gradients of adapters are small, and not included.
     """
