@@ -137,7 +137,7 @@ class OwnServers:
             server.must_restart |= server.url == url and server.is_ready
 
     async def start(self) -> None:
-        """Starts the servers, waits until they are ready; raises ``UserError`` with their output."""
+        """Starts the servers and waits for them; raises ``UserError`` with their output."""
         LOG.info("starting %d vLLM servers; their logs are in servers/", len(self._servers))
         for server in self._servers:
             await server.start()

@@ -74,7 +74,7 @@ class LocalPlaces:
 
 
 class RayPlaces:
-    """Places that Ray reserves for one run; close them."""
+    """Places that Ray reserves for one run; must be closed."""
 
     def __init__(self, config: RunConfig, cluster: RayCluster) -> None:
         """Connects to Ray and reserves places, within one timeout; raises ``UserError``."""

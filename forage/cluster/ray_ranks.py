@@ -47,7 +47,7 @@ class RankActor(OnRay):
 
 
 class RayRanks(Generic[T]):
-    """A ``RankGroup`` of Ray actors; close it."""
+    """A ``RankGroup`` of Ray actors; must be closed."""
 
     def __init__(
         self,

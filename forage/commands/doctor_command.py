@@ -114,7 +114,7 @@ def check_recipes(
         checks = [doctor.check(config) for config in configs]
         for check in checks:
             console.print(findings_table(check.findings, check.name, has_remedies=False))
-            for remedy in check.remedies:  # whole lines, for copying
+            for remedy in check.remedies:  # unwrapped lines, for copying
                 console.print(f"  {remedy}", markup=False, highlight=False, soft_wrap=True)
         return all(check.is_ready for check in checks)
     names = [name for name in recipes() if name != "cpu/small"]  # only a base for others

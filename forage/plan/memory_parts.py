@@ -43,7 +43,7 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The parts on one device, and what is kept in a node's host memory."""
+    """The parts on one device, and the parts in a node's host memory."""
 
     parts: tuple[MemoryPart, ...]
     host_bytes_per_node: int

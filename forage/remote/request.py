@@ -229,7 +229,7 @@ def read_object(reply: HttpReply) -> dict[str, Any] | RemoteFailure:
 def retry_after_seconds(retry_after: str | None) -> float:
     """``Retry-After`` (a number or a date) in seconds, at most ``MAX_RETRY_AFTER_S``.
 
-    0.0 if it is missing, invalid or in the past.
+    It is 0.0 if the header is missing, invalid or in the past.
     """
     if retry_after is None:
         return 0.0

@@ -22,7 +22,7 @@ class Source(Protocol):
 
     @property
     def id(self) -> str:
-        """Identifies the answers: changes whenever a query may get another; part of cache keys."""
+        """An identity that changes whenever answers may change; it is part of every cache key."""
         ...
 
     @property

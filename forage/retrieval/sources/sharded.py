@@ -105,7 +105,7 @@ class Sharded:
     def __init__(
         self, app: str = APP_NAME, address: str | None = "auto", timeout_s: float = 30.0
     ) -> None:
-        """``timeout_s``: per answer; raises ``UserError`` if no shards of one index are running."""
+        """``timeout_s``: for each answer; raises ``UserError`` if no shards of one index run."""
         from ray import serve
         from ray.serve.exceptions import RayServeException
 

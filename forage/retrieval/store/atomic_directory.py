@@ -57,7 +57,7 @@ def partial_directory(out: Path) -> Path:
 def resumable_build(out: Path, is_restart: bool) -> Iterator[Path]:
     """Yields the directory of a possibly unfinished build, and finally renames it to ``out``.
 
-    ``is_restart`` empties it first. The body must seal the index, because it removes temporary
+    ``is_restart`` empties it first. The body must seal the index, because the body removes temporary
     files. Raises ``UserError`` while another process builds ``out``.
     """
     directory = partial_directory(out)
