@@ -237,7 +237,7 @@ async def _probe_vllm(url: str, wanted: ServerNeeds) -> str | None:
     from forage.rollout.engines.servers.vllm_probe import find_faults
 
     try:
-        async with asyncio.timeout(10 * _PROBE_S):  # its self-description takes seconds
+        async with asyncio.timeout(10 * _PROBE_S):  # the server's description takes seconds
             faults = await find_faults(url, wanted)
     except TimeoutError:
         return f"does not answer within {10 * _PROBE_S:g} s"

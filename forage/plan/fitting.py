@@ -96,7 +96,7 @@ def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:
         try:
             placed = with_overrides(config, _placement(config, hardware, hardware.num_nodes))
             peak = memory_of(placed).peak_bytes
-        except UserError:  # the recipe cannot be split over this many
+        except UserError:  # the recipe cannot be split over this hardware
             continue
         if peak <= hardware.gpu_bytes:
             nodes = f"{hardware.num_nodes}x" if hardware.num_nodes > 1 else ""

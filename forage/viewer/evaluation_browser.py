@@ -101,7 +101,7 @@ class PairFilter:
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """A question's scores in both evaluations; its episodes are None if they were not saved."""
+    """A question's scores in both evaluations; its episodes, or None if they were not saved."""
 
     one: QuestionScore
     other: QuestionScore
@@ -201,7 +201,7 @@ class EvaluationBrowser:
         return replace(row, episodes=episodes, model=model, arm=arm, figures=figures)
 
     def _episodes(self, place: Place, wanted: EpisodeFilter) -> Mapping[str, EpisodeRow]:
-        """The first matching episode of each question; empty if they were not saved."""
+        """The first matching episode of each question; empty if episodes were not saved."""
         run, file = place[0], _episode_file(place[1])
         if file not in run.episode_files():
             return {}

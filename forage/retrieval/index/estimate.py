@@ -168,7 +168,7 @@ def index_bytes(num_passages: int, dimension: int, settings: FaissSettings) -> i
 def index_seconds(num_passages: int, dimension: int, settings: FaissSettings) -> float:
     """Estimates the time that FAISS takes, by building a small index of random vectors.
 
-    The time to train and fill lists is proportional to their number, to walk a graph to log N.
+    The time for lists is proportional to their number; the time to walk a graph, to log N.
     """
     from forage.retrieval.vectors.faiss_index import build_faiss
 

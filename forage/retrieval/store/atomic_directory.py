@@ -57,8 +57,8 @@ def partial_directory(out: Path) -> Path:
 def resumable_build(out: Path, is_restart: bool) -> Iterator[Path]:
     """Yields the directory of a possibly unfinished build, and finally renames it to ``out``.
 
-    ``is_restart`` empties it first. The body must seal the index, because the body removes temporary
-    files. Raises ``UserError`` while another process builds ``out``.
+    ``is_restart`` empties it first. The body, which removes temporary files, must also seal the
+    index. Raises ``UserError`` while another process builds ``out``.
     """
     directory = partial_directory(out)
     kept = f"the finished part stays in {directory}, and the same command continues from there"

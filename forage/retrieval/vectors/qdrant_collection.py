@@ -308,7 +308,7 @@ def _connect(where: Path | str, timeout_s: int) -> Any:
 
 
 def _defer_syncs(client: Any, name: str) -> None:
-    """Lets the operating system decide when points reach the disk: the client syncs each one.
+    """Lets the operating system decide when points reach the disk; the client would sync each.
 
     Syncing limits it to a dozen points per second on a busy disk. A killed build loses nothing;
     after a power failure the build must start over.

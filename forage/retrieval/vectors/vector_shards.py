@@ -173,7 +173,7 @@ def _pack(vectors_BD: np.ndarray, dtype: VectorDtype) -> np.ndarray:
 
 
 def _unpack(packed: np.ndarray) -> np.ndarray:
-    """Stored vectors as float32 [B, D]."""
+    """Unpacks stored vectors to float32 [B, D]."""
     if packed.dtype.names is None:
         return packed.astype(np.float32)
     return packed["codes"].astype(np.float32) * packed["scale"][:, None]
