@@ -65,8 +65,8 @@ def gpu_groups(machine_of_R: Sequence[Hashable], size: int) -> list[range]:
 def nearest_fit(placement: PlacementConfig, on_gpus: bool, machines: Sequence[Bundle]) -> list[str]:
     """The smallest overrides that make the placement fit; empty if none do.
 
-    It tries fewer CPUs per bundle first, which only slows the run down, then fewer ranks, then fewer
-    servers.
+    It tries fewer CPUs per bundle first, which only slows the run down, then fewer ranks, and then
+    fewer servers.
     """
     bundles = bundles_of(placement, on_gpus)
 

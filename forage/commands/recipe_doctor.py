@@ -1,6 +1,6 @@
 """Checks what a recipe requires and this machine lacks: packages, model, data, servers, memory.
 
-``forage doctor RECIPE`` prints these faults and their remedies. It probes the servers that the
+``forage doctor RECIPE`` prints what is missing and the remedies. It probes the servers that the
 recipe names, with a timeout; the rest comes from the plan, which contacts no server. It changes
 nothing.
 """

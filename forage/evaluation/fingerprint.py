@@ -112,7 +112,7 @@ def facts_of_policy(
 ) -> dict[str, str]:
     """Identifies a policy by its weights, or by the name under which a server has it.
 
-    ``weights`` is the digest of weights stored anywhere but on a model server; None for those.
+    ``weights`` is the digest of the weights; None for the weights of a server, which we cannot see.
     """
     from forage.training.model import tokenizer_digest
 

@@ -24,7 +24,7 @@ _ENDS: dict[str, FinishReason] = {
     "length": FinishReason.LENGTH,
     "max_tokens": FinishReason.LENGTH,
 }
-# A retry would end in the same way.
+# The provider's policy decided this: a retry would end in the same way.
 _FINAL_ENDS = ("content_filter", "tool_calls", "function_call")
 
 

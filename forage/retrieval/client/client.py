@@ -84,7 +84,7 @@ class SearchClient:
     def __init__(self, settings: SearchConfig, backoff_s: float = 0.5) -> None:
         """``backoff_s``: the wait before the first retry, doubled for each further one."""
         self._settings = settings
-        if settings.kind == "function":  # a query that makes it fail must not fail others
+        if settings.kind == "function":  # a query that the function rejects must not fail others
             self._dispatcher, self._batch_size = FunctionSearch(settings), 1
         else:
             self._dispatcher = Dispatcher(settings, backoff_s)

@@ -34,7 +34,7 @@ _POLL_S = 0.25
 _RETRIEVE = "/retrieve"
 # Larger than legitimate replies: whole pages, or hundreds of passages for dozens of queries.
 _MAX_REPLY_BYTES = 256 * 2**20
-# Parsing a larger reply on the event loop would hold up the other episodes.
+# Parsing a larger reply (thousands of passages) on the event loop would hold up other episodes.
 _PARSE_IN_THREAD_BYTES = 4 * 2**20
 
 T = TypeVar("T")

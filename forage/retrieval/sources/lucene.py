@@ -1,6 +1,6 @@
 """Searches an existing Lucene index, such as the published one of wiki-18, through pyserini.
 
-The index contains its passages, so no corpus file is needed. It needs the extra ``lucene``, which
+The index contains its passages, so no corpus is needed. Searching needs the extra ``lucene``, which
 includes a Java runtime. For new indexes of words, prefer ``forage index``, which needs neither.
 """
 

@@ -55,7 +55,7 @@ def partial_directory(out: Path) -> Path:
 
 @contextmanager
 def resumable_build(out: Path, is_restart: bool) -> Iterator[Path]:
-    """Yields the directory of a possibly unfinished build, and finally renames it to ``out``.
+    """Yields the directory of an unfinished build, or a new one, and finally renames it to ``out``.
 
     ``is_restart`` empties it first. The body, which removes temporary files, must also seal the
     index. Raises ``UserError`` while another process builds ``out``.

@@ -103,11 +103,11 @@ class Encoder(Protocol):
     def dimension(self) -> int: ...
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """Encodes as float32 [B, D], with prefix and normalisation as in the spec; B may be 0."""
+        """Encodes queries as float32 [B, D], with the spec's prefix and normalisation; B may be 0."""
         ...
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
-        """Encodes as float32 [B, D]; ``texts`` are results of ``passage_text``."""
+        """Encodes passages as float32 [B, D]; ``texts`` are results of ``passage_text``."""
         ...
 
 

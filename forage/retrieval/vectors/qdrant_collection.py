@@ -39,7 +39,7 @@ _QUERIES_PER_REQUEST = 64
 # With quantised vectors, at least this many candidates are rescored with full vectors, so that up
 # to it the first k rows of a search for more are those of a search for k.
 _NUM_RESCORED = 100
-# Building the graph of a segment of millions of points takes hours without visible progress.
+# The graph of a segment of millions of points is built in one step, which takes hours.
 _STALL_S = 6 * 3600.0
 # Qdrant's own default: smaller segments are searched without a graph.
 _INDEXING_THRESHOLD_KB = 10_000
@@ -313,7 +313,7 @@ def _defer_syncs(client: Any, name: str) -> None:
     Syncing limits it to a dozen points per second on a busy disk. A killed build loses nothing;
     after a power failure the build must start over.
     """
-    # There is no public API; if a new client renames its database, this merely has no effect.
+    # There is no public API; if a new client moves its database, storing is merely slow again.
     local = getattr(client, "_client", None)
     collection = getattr(local, "collections", {}).get(name)
     database = getattr(getattr(collection, "storage", None), "storage", None)

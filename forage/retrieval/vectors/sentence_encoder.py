@@ -70,7 +70,7 @@ class SentenceEncoder:
         return str(self._queries.device)
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """Encodes queries as float32 [B, D], with NaN if the model returns it (see ``bad_rows``)."""
+        """Encodes queries as float32 [B, D], with NaN if the model returns it (``bad_rows``)."""
         is_few = self._few_model is not None and len(texts) <= self._num_few
         model = self._few_model if is_few and self._few_model is not None else self._queries
         if not self._has_warned:
@@ -86,7 +86,7 @@ class SentenceEncoder:
         return self._encode(model, texts, self.spec.query_prefix, "query")
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
-        """Encodes passages as float32 [B, D], with NaN if the model returns it (``require_finite``)."""
+        """Encodes passages as float32 [B, D]; ``require_finite`` refuses NaN from the model."""
         assert self._passages is not None, "this encoder was opened for queries only"
         return self._encode(self._passages, texts, self.spec.passage_prefix, "document")
 
