@@ -103,7 +103,7 @@ class Encoder(Protocol):
     def dimension(self) -> int: ...
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """Encodes queries as float32 [B, D], with the spec's prefix and normalisation; B may be 0."""
+        """Encodes queries, float32 [B, D], with the spec's prefix and normalisation; B may be 0."""
         ...
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:

@@ -32,8 +32,8 @@ _UNSENDABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control charact
 class PageSettings(Frozen):
     """Settings for fetching web pages, and for the part of each that becomes a passage.
 
-    ``deadline_s``: the limit for a search's pages. ``passage_chars``: the size of the part of a
-    page. ``extraction_s`` (CPU time) and ``extraction_mb``: limits for extracting one text.
+    ``deadline_s``: the limit for a search's pages. ``passage_chars``: the size of the part around a
+    snippet. ``extraction_s`` (CPU time) and ``extraction_mb``: limits for extracting one text.
     """
 
     deadline_s: float = Field(default=8.0, gt=0)
