@@ -229,7 +229,7 @@ def _parse(model: type[S], payload: bytes) -> S:
 
 
 def normalise_query(query: str) -> str:
-    """Normalises to NFC; makes each run of white space and control characters one space; strips.
+    """Normalises to NFC, turns runs of white space and control characters into spaces, strips.
 
     ``" who\\twrote\\x00 it "`` gives ``"who wrote it"``; lone surrogates become U+FFFD. In a long
     text, runs of combining marks are limited to 30.

@@ -8,8 +8,7 @@ searches. Finally a reader (the same policy) gets the question and every passage
 reasons and answers.
 
 Differences from the paper: the prompts have no worked examples, there are up to ``max_turns``
-searches instead of eight, and the reader gets as many passages as fit into the context, in the
-order found, instead of fifteen.
+searches instead of eight, and as many passages as fit, in the order found, instead of fifteen.
 """
 
 from __future__ import annotations

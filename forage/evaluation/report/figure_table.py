@@ -112,7 +112,7 @@ def to_markdown(table: FigureTable) -> str:
 
 def escaped(text: str) -> str:
     """Any text as plain Markdown on one line."""
-    # Brackets are kept, because they enclose intervals, except those followed by an address.
+    # Brackets are kept, because they enclose intervals, unless an address follows them.
     for mark in ("\\", "|", "*", "_", "`", "<"):
         text = text.replace(mark, "\\" + mark)
     return " ".join(text.replace("](", "]\\(").split())
