@@ -77,9 +77,9 @@ class ThisMachine:
 async def open_servers(
     config: RunConfig, hosts: Callable[[], Sequence[ServerHost]]
 ) -> AsyncIterator[Addresses | None]:
-    """Yields the addresses of ``placement.engine``'s servers, or of new ones on ``hosts``, or None.
+    """Yields the addresses of the run's servers, named or newly started; None without servers.
 
-    Starts new servers if the recipe asks for them; raises ``UserError`` if one cannot be started.
+    ``hosts``: where to start new servers. Raises ``UserError`` if a server cannot be started.
     """
     engine = config.placement.engine
     if engine.kind == "torch":

@@ -104,8 +104,8 @@ class Turns:
     def weight_before(self, request: QueuedRequest, address: str, enough: float) -> float:
         """The weight searched until a new request is answered, including its own.
 
-        Turns are even: until then, each other request of the address gets at most as much as this
-        one, and each other address at most as much as this one. If the total weight of the queue is
+        Turns are even: until then, other requests of the address each get at most as much as this
+        request, and other addresses at most as much as this address. If the queue's total weight is
         at most ``enough``, returns that instead, which is cheaper to compute.
         """
         if self._weight + request.weight <= enough:
