@@ -78,7 +78,7 @@ LINE_BUDGETS = {
     # Indexes of words without numba: plain_counts.py, and the choice between the two.
     "retrieval": 12_900,
     "rewards": 1_205,
-    "rollout": 7_000,
+    "rollout": 6_990,
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
     "training": 7_995,

@@ -258,6 +258,6 @@ def test_each_recipe_can_be_placed_or_says_what_it_needs(path: Path):
     config = load_config(path)
     for sentence in config.placement.not_yet():
         assert sentence.startswith("placement.engine is sglang without urls")
-        assert "name them in placement.engine.urls" in path.read_text()
+        assert "list them in placement.engine.urls" in path.read_text()
         urls = ["placement.engine.urls=[http://127.0.0.1:30000]"]
         assert load_config(path, urls).placement.not_yet() == []

@@ -120,7 +120,9 @@ def test_a_file_that_was_cut_short_is_an_error_that_names_the_model(
     (tmp_path / "cut" / name).write_bytes(whole[: len(whole) // 2])
     config = ModelConfig(path=str(tmp_path / "cut"))
     load = load_tokenizer if name == "tokenizer.json" else load_model
-    with pytest.raises(UserError, match=r"model.path is '.*cut', which contains no (loadable model|tokenizer)"):
+    with pytest.raises(
+        UserError, match=r"model.path is '.*cut', which contains no (loadable model|tokenizer)"
+    ):
         load(config)
 
 

@@ -62,14 +62,7 @@ class KernelAttention:
         mixed = query.new_empty((num_slots, num_heads, self._num_parts, dim), dtype=torch.float32)
         sums = query.new_empty((num_slots, num_heads, self._num_parts, 2), dtype=torch.float32)
         _attend_part[(num_slots, num_kv_heads, self._num_parts)](
-            query,
-            key,
-            value,
-            keys,
-            values,
-            positions_S,
-            mixed,
-            sums,
+            *(query, key, value, keys, values, positions_S, mixed, sums),
             scale,
             self._cache.scratch,
             *query.stride()[:2],
@@ -91,10 +84,7 @@ class KernelAttention:
         )
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         _join_parts[(num_slots, num_heads)](
-            mixed,
-            sums,
-            positions_S,
-            out,
+            *(mixed, sums, positions_S, out),
             self._cache.scratch,
             H=num_heads,
             D=dim,
