@@ -101,7 +101,7 @@ class RunNotes:
         self.choose(**{name: number for name, number in numbers.items() if number is not None})
 
     def seconds_left(self, minutes: float) -> float:
-        """The time that the phases so far have left, minus a reserve for the report."""
+        """The time remaining after the phases so far, minus a reserve for the report."""
         return max(60 * minutes * (1 - _SPARE / 2) - sum(self.seconds.values()), 0.0)
 
     def choose(self, **numbers: int) -> None:

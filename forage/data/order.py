@@ -270,7 +270,7 @@ def _block(weights: Mapping[str, float]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)
 def _draw(block: tuple[str, ...], seed: str) -> list[tuple[str, int]]:
-    """The block shuffled: each position's source, and how often it came before in the block."""
+    """Shuffles the block: each position's source, and how often it occurred before in the block."""
     order = list(block)
     if len(set(block)) > 1:
         random.Random(seed).shuffle(order)

@@ -51,7 +51,7 @@ class FixedReply:
 
 @dataclass(frozen=True, slots=True)
 class RandomSearch:
-    """Gives a search ``topk`` passages drawn by (seed, question id, query) alone."""
+    """Answers a search with random passages, which only seed, question id and query determine."""
 
     question_id: str
     passages: Passages

@@ -192,7 +192,7 @@ def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, st
 
 
 def _in_host_memory(placement: PlacementConfig) -> Iterator[tuple[str, str]]:
-    """Offloads the trainer's state to host memory, in turn with servers that share its GPUs."""
+    """Offloads the servers if they share the trainer's GPUs, otherwise the trainer's state."""
     if placement.engine.offload:
         return
     if placement.has_server and not placement.own_gpus and not placement.engine.urls:

@@ -1,10 +1,10 @@
-"""Estimates the memory of learning a micro-batch: kept activations, and gradients in flight.
+"""Estimates the memory to train on a micro-batch: kept activations, and gradients in flight.
 
-The tensors that autograd keeps of a layer are as in https://arxiv.org/abs/2205.05198, section 4.1,
+The tensors that autograd keeps per layer follow https://arxiv.org/abs/2205.05198, section 4.1,
 for a layer with RMS norms, grouped queries and a gated feed-forward, without dropout. Gradient
 checkpointing keeps only each layer's input and one layer's activations at a time
-(https://arxiv.org/abs/1604.06174, section 3). Numbers are of the type in which ranks compute
-(``placement.trainer.compute_dtype``), otherwise of ``model.dtype``.
+(https://arxiv.org/abs/1604.06174, section 3). Activations have the dtype in which ranks compute
+(``placement.trainer.compute_dtype``) or, without ranks, ``model.dtype``.
 
 A layer's backward pass begins while everything its forward pass kept is still in memory, and adds
 gradients to it. Autograd frees an operation's tensors once it has passed that operation, so the

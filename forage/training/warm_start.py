@@ -226,7 +226,7 @@ def covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[bool
 
 
 def _added_texts(token_ids_T: Sequence[int], codec: Codec) -> list[str]:
-    """The text that each token adds; a letter of several tokens is added by the last of them."""
+    """The text that each token adds; a character of several tokens counts for the last one."""
     ends = range(len(token_ids_T) + 1)
     texts = [codec.decode(token_ids_T[:end]).rstrip("\N{REPLACEMENT CHARACTER}") for end in ends]
     return [after[len(before) :] for before, after in pairwise(texts)]

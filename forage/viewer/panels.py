@@ -300,7 +300,7 @@ def _drawn(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Chart]:
 
 
 def _by_hops(panel: Panel, metric: str, rows: Sequence[MetricRow]) -> Panel:
-    """The panel by hops, or of the mean alone if the questions do not state a number of hops."""
+    """The panel with a line per number of hops; unchanged if the questions do not state hops."""
     names = {name.removeprefix(f"{metric}/hops_") for row in rows for name in row}
     hops = sorted(int(name) for name in names if name.isdecimal())
     lines = {f"{metric}/hops_{n}": hops_text(n) for n in hops}

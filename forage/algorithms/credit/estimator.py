@@ -92,7 +92,7 @@ class ExtraColumn:
 
 
 class Estimator(Frozen):
-    """The settings of an estimator, its formula, and what it declares."""
+    """An estimator: its settings, its formula, and the inputs and groups that it needs."""
 
     plays_greedy: ClassVar[bool] = False
     """Whether each question gets an additional greedy episode."""

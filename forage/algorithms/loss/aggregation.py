@@ -24,7 +24,7 @@ class TokenMean(Frozen):
     kind: Literal["token_mean"] = "token_mean"
 
     def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
-        """The micro-batch's share of the loss of ``batch``; the other kinds do likewise."""
+        """The micro-batch's share of the loss over ``batch``; every aggregation has this method."""
         return token_mean(loss_M, batch.num_sampled_tokens)
 
 

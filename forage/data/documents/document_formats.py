@@ -20,7 +20,7 @@ _FENCE = re.compile(r"^\s{0,3}(```|~~~)")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """From character ``start`` on, ``name`` (a page, a section) is ``value``."""
+    """A label from character ``start`` on: its ``name`` (page, section) and ``value``."""
 
     start: int
     name: str

@@ -154,7 +154,7 @@ class CrossEncoderModel:
         return in_place
 
     def _warn_of_truncation(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Warns once if passages are truncated; no token is shorter than a byte."""
+        """Warns once of truncated passages; tokenizes only texts of more bytes than the limit."""
         limit = self._model.max_seq_length
         if limit is None:
             return

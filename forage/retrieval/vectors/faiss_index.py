@@ -196,7 +196,7 @@ def _write_stream(
 
 
 def _with_counts(header: bytes, num_rows: int, num_units: int) -> bytes:
-    """A header with its number of rows and, at its end, the size of the codes that follow."""
+    """Fills in the number of rows and, in the last eight bytes, the size of the codes after it."""
     before, after = header[:_COUNT_AT], header[_COUNT_AT + 8 : -8]
     return before + num_rows.to_bytes(8, "little") + after + num_units.to_bytes(8, "little")
 

@@ -135,7 +135,7 @@ class SentenceEncoder:
 def _tokens_cut(
     model: SentenceTransformer, texts: Sequence[str], prefix: str
 ) -> list[tuple[int, int]]:
-    """The tokens of each text and how many the model does not read; (0, 0) if it reads all."""
+    """Each text's number of tokens and of those that the model does not read; (0, 0) for none."""
     tokenizer, limit = model.tokenizer, model.max_seq_length
     cut = [(0, 0)] * len(texts)
     if limit is None or not isinstance(tokenizer, PreTrainedTokenizerBase):

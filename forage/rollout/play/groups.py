@@ -147,7 +147,7 @@ class GroupsInFlight:
         return found if self._dynamic is None else self._learnable(step, found)
 
     def prefetched_episodes(self) -> dict[str, Episode]:
-        """See ``GroupSource``; a checkpoint stores them, except those that the engine failed."""
+        """See ``GroupSource``. Leaves out episodes in which the engine failed."""
         tasks = [
             task for groups in self._started.values() for each in groups for task in each.tasks
         ]
@@ -236,7 +236,7 @@ class GroupsInFlight:
         )
 
     def _learnable(self, step: int, found: StepGroups) -> StepGroups:
-        """Returns ``found``; raises ``NothingToLearn`` if no group varies."""
+        """Returns ``found``; raises ``NothingToLearn`` if rewards differ in no group."""
         if not found.chosen and not any(map(self._credit.is_learnable, found.episodes)):
             # Failed searches or judges left no episode to learn from, so flatness shows nothing.
             return replace(found, chosen=found.played)

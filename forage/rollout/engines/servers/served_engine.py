@@ -37,7 +37,7 @@ class ServedEngine:
     def __init__(
         self, pool: ServerPool, vocabulary: int | None = None, num_ids: int | None = None
     ) -> None:
-        """``vocabulary`` is the model's number of rows, ``num_ids`` that up to the last token.
+        """``vocabulary`` is the number of embedding rows, ``num_ids`` the last token's id plus one.
 
         A value that is None is not checked.
         """
