@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forage.environment.actions import (
@@ -79,12 +79,22 @@ def test_any_text_parses_as_the_published_expression_does_for_its_innermost_bloc
 
 
 @given(tagged_text, st.text() | tagged_text)
+@example("<search><answer></answer>", "</search>")
 def test_what_follows_the_stop_changes_no_action(text: str, later: str):
-    """Sampling stops at the first closing tag that completes a block; the rest comes after it."""
+    """Sampling stops at the first closing tag that completes a block; the rest comes after it.
+
+    The rest may close a block that was left open before: in ``<search><answer>b</answer>`` the
+    answer acts, and with ``</search>`` after it the search around it would.
+    """
     match = PUBLISHED.search(text)
     if match is None:
         return
     turn = text[: match.end()]
+    longer = PUBLISHED.search(turn + later)
+    assert longer is not None
+    if longer.start() < match.start():
+        assert parse_action(turn + later) == parse_action(longer[0])
+        return
     assert turn.endswith(STOP_STRINGS)
     assert parse_action(turn) == parse_action(turn + later) == parse_action(text)
 

@@ -523,7 +523,7 @@ def test_an_export_that_cannot_be_is_an_error_that_says_why(tmp_path: Path):
     with pytest.raises(UserError, match="holds no checkpoint"):
         export_model(tmp_path, tmp_path / "out", None)
     save(tmp_path / "run", new_trainer())
-    with pytest.raises(UserError, match=r"no checkpoint of step 7; there are \[0\]"):
+    with pytest.raises(UserError, match=r"no checkpoint of step 7; choose one of \[0\]"):
         export_model(tmp_path / "run", tmp_path / "out", 7)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
