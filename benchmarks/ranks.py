@@ -1,4 +1,4 @@
-"""What ranks cost besides their gradient: the memory to start them, a publish, a checkpoint.
+"""What ranks cost in addition to their gradient: the memory to start them, a publish, a checkpoint.
 
     python benchmarks/ranks.py --out runs/ranks --ranks 2
 

@@ -47,7 +47,7 @@ S = TypeVar("S", bound=Shape)
 
 PIECE_BYTES = 2**17
 _HITS_AT_ONCE = 64
-# Bytes of a document besides its texts: field names, id, score, start of the URL.
+# Bytes of a document in addition to its texts: field names, id, score, start of the URL.
 _FRAME_BYTES = 100
 
 

@@ -1,4 +1,4 @@
-"""The costs of ranks besides their gradient: every phase is measured, however short."""
+"""The costs of ranks in addition to their gradient: every phase is measured, however short."""
 
 import importlib
 import re

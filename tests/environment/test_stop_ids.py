@@ -28,7 +28,7 @@ def test_a_turn_stops_at_every_token_that_ends_it_and_at_no_other(name: str, tmp
 def test_the_templates_own_end_stops_a_turn_without_a_generation_config(name: str, tmp_path: Path):
     family = FAMILIES[name]
     codec = Codec(save_chat_tokenizer(name, tmp_path, has_config=False))
-    # GLM writes no end token of its own: the header of the next message serves as one.
+    # GLM writes no separate end token: the header of the next message serves as one.
     assert (family.message_end or "<|user|>") in words(codec, codec.eos_ids)
 
 

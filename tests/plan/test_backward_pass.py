@@ -57,7 +57,7 @@ def packed_of(num_sequences: int, length: int) -> Packed:
 
 
 def peak_bytes(model: PreTrainedModel, packed: Packed) -> int:
-    """Peak allocation besides the weights; gradients are dropped as they are produced."""
+    """Peak allocation in addition to the weights; gradients are dropped as they are produced."""
 
     def drop(parameter: torch.Tensor) -> None:
         parameter.grad = None

@@ -1,4 +1,4 @@
-"""The hours of a run, compared with bounds computed elsewhere and with published steps."""
+"""The hours of a run, compared with independently computed bounds and with published steps."""
 
 from dataclasses import replace
 from pathlib import Path

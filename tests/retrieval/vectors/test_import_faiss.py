@@ -1,4 +1,4 @@
-"""Indexes built elsewhere are adopted if their vectors are the encoder's, and refused otherwise."""
+"""Foreign indexes are adopted if their vectors are the encoder's, and refused otherwise."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -197,7 +197,7 @@ async def test_a_server_that_fails_is_left_alone_longer_each_time(
 
 
 async def test_a_server_that_was_started_again_while_it_slept_is_not_woken():
-    """SGLang's scheduler ends if it is told to wake while awake."""
+    """SGLang's scheduler ends if it receives a wake request while awake."""
     with policy_serving(PolicyServer()) as gone:
         it = Fleet(gone, sleeps=True)
         await it.publish(0)
