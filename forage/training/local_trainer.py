@@ -168,7 +168,8 @@ class LocalTrainer:
 
     def _fit_memory(self, credited_P: Sequence[Sequence[Credited]]) -> None:
         contexts = [part for each in chain(*credited_P) for part in each.episode.contexts]
-        self._micro_batches.fit([context.num_tokens for context in contexts])
+        lengths = [context.num_tokens for context in contexts]
+        self._micro_batches.fit(lengths, has_moments=bool(self.optimizer.state))
 
     def learn(
         self,

@@ -110,13 +110,12 @@ class MicroBatches:
         """With ``at_once`` None, one runs per core. Without ``cost`` the sizes stay as planned."""
         self.max_tokens, self.at_once = self._planned = self._logged = max_tokens, at_once
         self._cost = cost
-        self._has_moments = False
 
-    def fit(self, lengths: Sequence[int]) -> None:
+    def fit(self, lengths: Sequence[int], has_moments: bool) -> None:
         """Sizes the micro-batches for sequences of these lengths by the memory that is free now.
 
-        First it reduces how many are learned at once, then their tokens. Raises ``UserError`` if
-        not even the smallest fit.
+        First it reduces how many are learned at once, then their tokens. ``has_moments``: whether
+        the optimizer has created its state. Raises ``UserError`` if not even the smallest fit.
         """
         self.max_tokens, self.at_once = self._planned
         cost = self._cost
@@ -126,8 +125,7 @@ class MicroBatches:
         tokens = min(max(self.max_tokens, longest), sum(lengths))
         at_once = min(self.at_once or num_cores(), len(lengths)) if cost.device == "cpu" else 1
         peak = cost.peak(tokens, at_once)
-        later = cost.taken_later(self._has_moments)
-        self._has_moments = True
+        later = cost.taken_later(has_moments)
         if peak > LARGEST_SHARE * (free_memory(cost.device) - later):
             give_back_freed_memory()
             smaller = _largest_that_fit(cost, tokens, at_once, longest, later)

@@ -121,7 +121,7 @@ def warm_start(
     for step in range(config.num_steps):
         start = step * config.sequences_per_step
         chosen = [sequences[(start + i) % len(sequences)] for i in range(config.sequences_per_step)]
-        loss = _accumulate(model, chosen, micro_batches)
+        loss = _accumulate(model, chosen, micro_batches, step > 0)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
@@ -134,11 +134,12 @@ def _accumulate(
     model: PreTrainedModel,
     chosen: Sequence[WeightedTokens],
     micro_batches: MicroBatches,
+    has_moments: bool,
 ) -> float:
     """Sets the gradient of the weighted mean over the chosen sequences; returns the loss."""
     total_weight = sum(sum(sequence.weights_T[1:]) for sequence in chosen)
     sizes = [len(sequence.token_ids_T) for sequence in chosen]
-    micro_batches.fit(sizes)
+    micro_batches.fit(sizes, has_moments)
     bins = first_fit(sizes, max(micro_batches.max_tokens, max(sizes)))
     losses = [partial(_loss, model, [chosen[i] for i in bin_], total_weight) for bin_ in bins]
     if not (lora.has_adapters(model) and lora.adapter_config(model).lora_dropout):
@@ -169,7 +170,7 @@ def step_seconds(
     """Measures the seconds of a gradient over ``sequences``, and of a forward pass, once each."""
     attention.install(model)
     started = time.perf_counter()
-    _accumulate(model, sequences, micro_batches)
+    _accumulate(model, sequences, micro_batches, has_moments=False)
     learnt = time.perf_counter()
     model.zero_grad(set_to_none=True)
     with torch.no_grad():

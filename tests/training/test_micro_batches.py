@@ -48,7 +48,7 @@ def test_the_moments_and_a_checkpoints_copy_are_kept_free() -> None:
 def test_with_room_the_sizes_stay_as_planned_and_nothing_is_recorded(free: list[int]) -> None:
     for at_once in (2, None):
         sizes = MicroBatches(50, at_once, COST)
-        sizes.fit([20] * 10)
+        sizes.fit([20] * 10, has_moments=False)
         assert (sizes.max_tokens, sizes.at_once, sizes.metrics()) == (50, at_once, {})
 
 
@@ -67,7 +67,7 @@ def test_fewer_at_once_come_first_then_fewer_tokens(
 ) -> None:
     free[0] = enough_for(room)
     sizes = MicroBatches(50, 2, COST)
-    sizes.fit([20] * 10)
+    sizes.fit([20] * 10, has_moments=False)
     assert (sizes.max_tokens, sizes.at_once) == expected
     is_planned = expected == (50, 2)
     recorded = {
@@ -80,7 +80,7 @@ def test_fewer_at_once_come_first_then_fewer_tokens(
 def test_a_step_of_less_than_a_micro_batch_needs_less(free: list[int]) -> None:
     free[0] = enough_for(COST.peak(20, 1))
     sizes = MicroBatches(50, 2, COST)
-    sizes.fit([20])
+    sizes.fit([20], has_moments=False)
     assert (sizes.max_tokens, sizes.at_once) == (50, 2)
 
 
@@ -90,8 +90,8 @@ def test_sizes_grow_again_and_each_shortage_is_said_once(
     sizes, has_moments = MicroBatches(50, 2, COST), False
     for room, num_said in ((4200, 0), (2600, 1), (2600, 1), (4200, 1), (2600, 2)):
         free[0] = enough_for(room, has_moments)
+        sizes.fit([20] * 10, has_moments)
         has_moments = True
-        sizes.fit([20] * 10)
         assert len(caplog.records) == num_said
         assert bool(sizes.metrics()) == (room == 2600)
     assert "micro-batches are 50 tokens, 1 at a time" in caplog.text
@@ -102,17 +102,17 @@ def test_between_the_share_and_all_of_it_the_smallest_is_tried_and_beyond_it_is_
 ) -> None:
     sizes = MicroBatches(50, 2, COST)
     free[0] = COST.peak(20, 1) + COST.taken_later(False)
-    sizes.fit([20] * 10)
+    sizes.fit([20] * 10, has_moments=False)
     assert (sizes.max_tokens, sizes.at_once) == (20, 1)
     free[0] = COST.peak(20, 1) + COST.taken_later(True) - 1
     with pytest.raises(UserError, match=r"longest sequence \(20 tokens\) alone"):
-        sizes.fit([20] * 10)
+        sizes.fit([20] * 10, has_moments=True)
 
 
 def test_without_a_cost_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "free_memory", lambda device: 1 / 0)
-    MicroBatches(50, None).fit([20] * 10)
-    MicroBatches(50, None, COST).fit([])
+    MicroBatches(50, None).fit([20] * 10, has_moments=False)
+    MicroBatches(50, None, COST).fit([], has_moments=False)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])

@@ -30,6 +30,7 @@ from forage.config.trainer_config import TrainerConfig
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.checkpoints.saved_weights import write_config
 from forage.training.local_trainer import LocalTrainer
+from forage.training.micro_batches import LearningCost
 from forage.types import Episode, Origin, Segment
 from tests.rollout.running_engines import LETTERS, Plan, play
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
@@ -566,3 +567,26 @@ def test_a_longer_observation_after_the_last_turn_changes_no_gradient(seed: int,
     _, gradient = step(new_trainer(), batch_of([longer], [1.0]))
     assert longer.question == QUESTION
     assert_same_gradient(gradient, expected)
+
+
+def test_memory_for_the_moments_is_kept_free_until_the_optimizer_has_made_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A step looks twice if it has forward passes, and the second look of the first one forgot."""
+    seen: list[bool] = []
+
+    def taken_later(self: LearningCost, has_moments: bool) -> int:
+        seen.append(has_moments)
+        return 0
+
+    monkeypatch.setattr(LearningCost, "taken_later", taken_later)
+    algorithm = AlgorithmConfig(kl=KlConfig(coefficient=0.2))
+    cost = LearningCost("cpu", gradient_bytes=1, token_bytes=1, logit_bytes=1)
+    trainer = LocalTrainer(
+        make_model(), NO_CLIPPING, algorithm, 1.0, reference=make_model(), cost=cost
+    )
+    for _ in range(2):
+        views, _ = trainer.prepare([[credited(EPISODES[0], 1.0)]])
+        batches, _ = trainer.pack(views)
+        trainer.learn(batches, nullcontext())
+    assert seen == [False, False, True, True]
