@@ -177,7 +177,13 @@ class PlacementConfig(Frozen):
         return self.engine.kind != "torch"
 
     @model_validator(mode="after")
-    def _ranks_can_be_cut(self) -> Self:
+    def _gpus_can_be_split(self) -> Self:
+        if self.own_gpus >= self.num_gpus:
+            has = "one" if self.num_gpus == 1 else f"{self.num_gpus}"
+            raise ValueError(
+                f"placement.engine.own_gpus ({self.own_gpus}) leaves no GPU for training: the run "
+                f"has {has}; lower it, or set it to 0 to share the trainer's GPUs"
+            )
         trainer, num_ranks = self.learning, self.num_ranks or 1
         for key in ("replicas", "sequence_parallel"):
             each, tensor = getattr(trainer, key), trainer.tensor_parallel
@@ -220,12 +226,6 @@ class PlacementConfig(Frozen):
 
     @model_validator(mode="after")
     def _gpus_suffice(self) -> Self:
-        if self.own_gpus >= self.num_gpus:
-            has = "one" if self.num_gpus == 1 else f"{self.num_gpus}"
-            raise ValueError(
-                f"placement.engine.own_gpus ({self.own_gpus}) leaves no GPU for training: the run "
-                f"has {has}; lower it, or set it to 0 to share the trainer's GPUs"
-            )
         if self.num_gpus > 1:
             self.check_gpus()
         return self

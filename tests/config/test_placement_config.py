@@ -81,6 +81,16 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             {"placement": {"gpus_per_node": 8, "engine": {"kind": "vllm", "own_gpus": 8}}},
             "own_gpus (8) leaves no GPU for training: the run has 8; lower it",
         ),
+        (  # slime's scripts: the split over ranks was refused first, although there were none
+            {
+                "placement": {
+                    "gpus_per_node": 4,
+                    "engine": {"kind": "vllm", "own_gpus": 4},
+                    "trainer": {"tensor_parallel": 2},
+                }
+            },
+            "own_gpus (4) leaves no GPU for training: the run has 4; lower it",
+        ),
         (
             {"placement": {"gpus_per_node": 4, "engine": {"kind": "vllm", "num_servers": 5}}},
             "5 servers of 1 GPUs, but only 4 are available to them",
