@@ -67,7 +67,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _page_url(text: str) -> str:
     """Reads an address that contains ``{title}``, or nothing."""
     if text and "{title}" not in text:
-        raise ArgumentTypeError(f"{text!r} must contain {{title}}, the place of the page's title")
+        raise ArgumentTypeError(
+            f"{text!r} must contain {{title}}, which the title of the page replaces"
+        )
     return text
 
 

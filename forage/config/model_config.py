@@ -83,7 +83,7 @@ class EndpointConfig(Frozen):
             )
         if parts.username or parts.password or parts.query:
             raise ValueError(
-                "model.endpoint.url contains a user, a password or a query, which recipes and "
+                "model.endpoint.url contains a user name, a password or a query, which recipes and "
                 "logs would show: use model.endpoint.key_file or key_variable"
             )
         if self.key_variable is not None and self.key_file is not None:
@@ -156,7 +156,7 @@ class ModelConfig(Frozen):
             )
         if self.compile and self.arithmetic is not None:
             raise ValueError(
-                "model.compile and model.arithmetic exclude each other: weights are cast between "
+                "model.compile and model.arithmetic cannot be combined: weights are cast between "
                 "the operations that would be compiled; remove one of them"
             )
         return self

@@ -230,7 +230,7 @@ def judge_address(url: str | None) -> str:
         raise UserError(f"reward.judge.url is {url!r}; it must look like http://127.0.0.1:8001/v1")
     if parsed.user or parsed.password:
         raise UserError(
-            "reward.judge.url contains a user or a password, which would be recorded with the "
+            "reward.judge.url contains a user name or a password, which would be recorded with the "
             "run; name a key in reward.judge.key_variable or key_file"
         )
     return url.rstrip("/").removesuffix(_PATH)

@@ -382,7 +382,7 @@ async def test_a_server_that_repeats_the_key_does_not_make_us_say_it(
         ({"key_variable": "A_KEY_NOBODY_SET"}, "variable A_KEY_NOBODY_SET"),
         ({"key_file": "no/such/key"}, "cannot read reward.judge.key_file no/such/key"),
         ({"url": "127.0.0.1:1"}, "it must look like http://127.0.0.1:8001/v1"),
-        ({"url": f"http://me:{KEY}@127.0.0.1:1/v1"}, "contains a user or a password"),
+        ({"url": f"http://me:{KEY}@127.0.0.1:1/v1"}, "contains a user name or a password"),
         ({"prompt": "no/such/prompt"}, "cannot read the judge's prompt"),
     ],
 )

@@ -210,8 +210,7 @@ def _paragraphs(place: str, tree: Row, file_stem: str) -> Iterator[tuple[Passage
         for paragraph in objects(place, article.get("paragraphs"), "paragraphs"):
             if not isinstance(paragraph.get("context"), str):
                 raise UserError(
-                    f'{place}: paragraph {number}: an object with a string under "context" is '
-                    "needed"
+                    f'{place}: paragraph {number} must be an object with a string under "context"'
                 )
             context = paragraph["context"]
             title = str(article.get("title") or "").replace("_", " ").strip()

@@ -99,9 +99,9 @@ class AddressGuard:
         if not url.raw_host:
             raise ValueError("the address has no host")
         if "@" in url.raw_authority or "@" in _authority(text):
-            raise ValueError("the address has a user name or a password")
+            raise ValueError("the address contains a user name or a password")
         if self._ports is not None and url.port not in self._ports:
-            raise ValueError(f"the address has the port {url.port}")
+            raise ValueError(f"port {url.port} is not allowed")
         self._check_host(url.raw_host, _authority(text))
         return url
 

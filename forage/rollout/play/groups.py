@@ -244,8 +244,8 @@ class GroupsInFlight:
             raise NothingToLearn(
                 f"in each of the {len(found.played)} groups of step {step} (after "
                 f"{found.num_rounds} rounds of algorithm.dynamic_sampling) all episodes earned the "
-                "same: the questions are all too hard or all too easy for the policy, or the "
-                "reward does not distinguish the episodes. Change data.train, reward or "
+                "same reward: the questions are all too hard or all too easy for the policy, or "
+                "the reward does not distinguish the episodes. Change data.train, reward or "
                 "trainer.group_size, and continue with --resume"
             )
         if len(found.chosen) < self._trainer.questions_per_step:

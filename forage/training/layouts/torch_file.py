@@ -147,7 +147,7 @@ def load_torch_file(span: Span) -> Any:
         raise UserError(f"cannot read {span.path}: {error.strerror}") from error
     except (zipfile.BadZipFile, RuntimeError, StopIteration, KeyError, EOFError) as error:
         raise UserError(
-            f"{span.path} is no file of torch.save, or it was cut short ({error})"
+            f"{span.path} was not written by torch.save, or is truncated ({error})"
         ) from error
     except _DAMAGED as error:
         raise UserError(f"{span.path} cannot be read: its pickle is damaged ({error!r})") from error

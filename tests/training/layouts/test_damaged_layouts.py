@@ -62,10 +62,10 @@ def save_in_the_old_way(root: Path) -> None:
     ("damage", "said"),
     [
         (remove_rank, r"rank_1.pt is missing: the checkpoint has 2 ranks"),
-        (cut_rank, r"rank_1.pt is no file of torch.save, or it was cut short"),
+        (cut_rank, r"rank_1.pt was not written by torch.save, or is truncated"),
         (add_rank_of_another_run, r"files of several world sizes: \[2, 4\]"),
         (mix_ranks, r"rank_1.pt: its part of model.embed_tokens.weight is \(\d+, 64\)"),
-        (save_in_the_old_way, r"rank_0.pt is no file of torch.save"),
+        (save_in_the_old_way, r"rank_0.pt was not written by torch.save"),
     ],
 )
 def test_rank_files(damage: Callable[[Path], None], said: str, tmp_path: Path):

@@ -129,7 +129,7 @@ async def test_the_engine_samples_about_what_the_trainer_computes():
     ("model", "reason"),
     [
         ({"dtype": "bfloat16"}, "model.arithmetic does nothing with model.dtype: bfloat16"),
-        ({"compile": True}, "exclude each other"),
+        ({"compile": True}, "cannot be combined"),
         ({}, "compute_dtype"),
     ],
 )
