@@ -66,11 +66,13 @@ def as_trained(config: RunConfig) -> RunConfig:
         others.append("prompt")
     if others:
         LOG.warning(
-            "%s was trained differently than it is used now (%s), and may answer nonsense; remove "
-            "%s to use it as it was trained",
+            "%s was trained with other settings (%s), and may answer nonsense; remove %s from the "
+            "recipe to use the model as it was trained",
             config.model.path,
-            "; ".join(f"environment.{key}: {trained[key]}, now {in_recipe[key]}" for key in others),
-            "it" if len(others) == 1 else "them",
+            "; ".join(
+                f"environment.{key} was {trained[key]}, now {in_recipe[key]}" for key in others
+            ),
+            "the key" if len(others) == 1 else "these keys",
         )
         return config
     set_here = {name: getattr(environment, name) for name in is_set}
