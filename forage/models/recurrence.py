@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _READS_STATE = frozenset(("get_conv_state", "get_recurrent_state"))
 """Methods of transformers' cache with which a module reads its state."""
-_CACHE_ARGUMENTS = ("cache_params", "past_key_values")
+_CACHE_ARGUMENTS = ("cache_params", "past_key_values", "cache")
 
 Kind = tuple[str, int]
 """A state's kind (``conv`` or ``recurrent``) and its number within the layer."""

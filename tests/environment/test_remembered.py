@@ -54,7 +54,7 @@ def test_a_recipe_that_says_otherwise_is_followed_with_a_warning(
     config = recipe(model, prompt="search-r1")
     with caplog.at_level(logging.WARNING, "forage"):
         assert as_trained(config) is config
-    assert "environment.prompt: brief, now search-r1" in caplog.text
+    assert "environment.prompt was brief, now search-r1" in caplog.text
 
 
 def test_a_recipe_that_says_the_same_is_not_warned_about(
