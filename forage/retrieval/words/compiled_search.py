@@ -37,7 +37,7 @@ class CompiledColumns:
         """Takes the arguments of ``bm25.Columns``."""
         self._columns = tuple(map(_read_only, (pair_rows, pair_scores, starts, maxima)))
         # Partial sums of the running search, all 0 between searches, and the rows that have one.
-        self._scratch = np.zeros(num_rows, dtype=np.float32), np.empty(num_rows, dtype=np.int32)
+        self._scratch = np.zeros(num_rows, dtype=np.float32), np.empty(num_rows + 1, dtype=np.int32)
         self.best_of_each([[]], 1)  # compile now, not at the first query
 
     def best_of_each(
@@ -106,17 +106,16 @@ def _put_best_first(rows: Any, scores: Any, best_rows: Any, best_scores: Any) ->
 def _candidates(query_terms: Any, columns: Any, topk: Any, keep: Any, sums: Any, seen: Any) -> Any:
     """Puts every row that can be among the best into ``seen``; returns their number."""
     terms, weights, left = _plan(query_terms, columns)
-    highest = np.empty(topk + _MORE_SURE, dtype=np.float32)
-    leading = np.empty(topk + _MORE_SURE, dtype=np.int32)
     num_seen = num_done = 0
     bar = np.float32(0)
     # Add whole columns as long as an unseen row can win.
     while num_done < len(terms) and left[num_done] >= bar * keep:
-        num_leading, num_seen = _add(
-            columns, terms[num_done], weights[num_done], sums, seen, num_seen, highest, leading
-        )
+        num_seen = _add(columns, terms[num_done], weights[num_done], sums, seen, num_seen)
         num_done += 1
-        rows = np.sort(leading[:num_leading])
+        num_look_ups = (topk + _MORE_SURE) * (len(terms) - num_done)
+        if num_done < len(terms) and num_look_ups * _LOOK_UP_COST > _size(columns, terms[num_done]):
+            continue  # adding the next column costs less than what could make it unnecessary
+        rows = np.sort(_highest_rows(seen[:num_seen], sums, topk + _MORE_SURE))
         sure = _sums_of(rows, sums)
         for number in range(num_done, len(terms)):
             _look_up(columns, terms[number], weights[number], rows, sure)
@@ -171,36 +170,36 @@ def _plan(query_terms: Any, columns: Any) -> Any:
 
 
 @compiled
-def _add(
-    columns: Any,
-    term: Any,
-    weight: Any,
-    sums: Any,
-    seen: Any,
-    num_seen: Any,
-    highest: Any,
-    leading: Any,
-) -> Any:
-    """Adds a whole column; returns the number of its leading rows and of all rows seen.
+def _size(columns: Any, term: Any) -> Any:
+    return columns[2][term + 1] - columns[2][term]
 
-    ``leading``: the rows of the column with the highest sums, as a heap whose root is the lowest.
-    """
+
+@compiled
+def _add(columns: Any, term: Any, weight: Any, sums: Any, seen: Any, num_seen: Any) -> Any:
+    """Adds a whole column; returns the number of all rows seen."""
     pair_rows, pair_scores, starts, _ = columns
-    num_leading = 0
     for place in range(starts[term], starts[term + 1]):
         row = pair_rows[place]
         before = sums[row]
-        if before == 0:
-            seen[num_seen] = row
-            num_seen += 1
-        value = before + weight * pair_scores[place]
-        sums[row] = value
-        if num_leading < len(highest):
+        seen[num_seen] = row
+        num_seen += before == 0
+        sums[row] = before + weight * pair_scores[place]
+    return num_seen
+
+
+@compiled
+def _highest_rows(rows: Any, sums: Any, num: Any) -> Any:
+    """The rows with the highest sums, in any order; ``num`` of them, or all."""
+    highest, leading = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int32)
+    num_leading = 0
+    for row in rows:
+        value = sums[row]
+        if num_leading < num:
+            _sift_up(highest, leading, num_leading, value, row)
             num_leading += 1
-            _sift_up(highest, leading, num_leading - 1, value, row)
         elif value > highest[0]:
             _sift_down(highest, leading, value, row)
-    return num_leading, num_seen
+    return leading[:num_leading]
 
 
 @compiled
