@@ -1,8 +1,9 @@
 """MaxScore in machine code, for large indexes: a faster equivalent of ``bm25.Columns``.
 
 Rows and scores are equal bit for bit; the search is several times as fast and releases the
-interpreter lock. Loading the compiler takes a second, so small indexes use numpy. Leading rows are
-looked up in all remaining columns early: their exact sums raise the threshold for all other rows.
+interpreter lock. Loading the compiler takes a second, so small indexes use numpy. Before a large
+column is added whole, the leading rows are looked up in all remaining columns: their exact sums
+raise the threshold for all other rows and may make the column unnecessary.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _candidates(query_terms: Any, columns: Any, topk: Any, keep: Any, sums: Any,
     for number in range(num_done, len(terms)):
         num_seen = _drop(seen, num_seen, sums, bar * keep - left[number])
         term = terms[number]
-        if num_seen * _LOOK_UP_COST > columns[2][term + 1] - columns[2][term]:
+        if num_seen * _LOOK_UP_COST > _size(columns, term):
             _add_to_seen(columns, term, weights[number], sums)
             continue
         if not is_sorted:
