@@ -22,7 +22,7 @@ LEVELS = (
     ("commands", "run"),
     ("train", "plan", "viewer", "doors"),
     ("open_run",),
-    ("evaluation",),
+    ("evaluation", "questions"),
     ("publish",),
     ("watch", "cluster"),
     ("rollout", "training"),

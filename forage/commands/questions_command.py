@@ -1,0 +1,225 @@
+"""``forage questions``: proposes questions about your documents, and keeps those that verify.
+
+The documents become an index in ``--out`` first, as with ``forage index``. Repeated with the same
+``--out``, the command continues where it was stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forage.commands.arguments import count, local_path, made_of, not_negative, positive
+from forage.commands.own_text import OWN_TEXT, corpus_of
+from forage.errors import UserError
+from forage.progress import Bar, progress_bar
+from forage.questions.question_files import PAGE_FILE
+from forage.retrieval.store.build_progress import format_duration
+
+if TYPE_CHECKING:
+    from forage.questions.candidate import Split
+    from forage.questions.candidate_journal import CandidateJournal
+    from forage.questions.make_questions import Wanted
+    from forage.questions.quotas import Kept
+    from forage.questions.writers import Writer
+    from forage.retrieval.index.index import Index
+
+LOG = logging.getLogger(__name__)
+
+INDEX_FOLDER = "index"
+_REPORT_EVERY_S = 10.0
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    from forage.questions.candidate import Kind
+    from forage.questions.verify import Bounds
+
+    add, bounds = parser.add_argument, Bounds()
+    text = "a folder or file of documents, a corpus of JSON lines, or an index"
+    add("documents", type=local_path, metavar="DOCS_OR_INDEX", help=text)
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write to")
+    add("--endpoint", metavar="URL", help="base URL of an OpenAI-compatible API that writes")
+    add("--served-model", metavar="NAME", help="the model's name at the endpoint")
+    add("--key-variable", metavar="NAME", help="environment variable with the endpoint's API key")
+    add("--key-file", type=Path, metavar="FILE", help="file with the endpoint's API key")
+    add("--concurrency", type=positive, default=16, help="parallel requests to the endpoint")
+    text = "prices of a million prompt tokens and a million completion tokens"
+    add("--price", type=not_negative, nargs=2, metavar=("INPUT", "OUTPUT"), help=text)
+    text = "stop before the cost exceeds this (needs --price)"
+    add("--max-cost", type=not_negative, default=math.inf, metavar="X", help=text)
+    add("--model", type=local_path, metavar="DIR", help="a local model that writes instead")
+    for split, number in (("train", 400), ("dev", 50), ("test", 50)):
+        add(f"--{split}", type=count, default=number, help=f"questions to write to {split}.jsonl")
+    text = "kinds of questions (default: all)"
+    add("--kinds", nargs="+", choices=list(map(str, Kind)), metavar="KIND", help=text)
+    add("--seed", type=count, default=0, help="seed of the draws and the sampling")
+    text = "candidates after which to stop (default: 10 for each question, and 256)"
+    add("--max-candidates", type=positive, help=text)
+    group = parser.add_argument_group("checks")
+    for name, kind, what in (
+        ("topk", positive, "hits of a search"),
+        ("max_searches", positive, "searches that may be needed to find the evidence"),
+        ("num_samples", positive, "samples of the reader, with the evidence and without"),
+        ("min_reader", not_negative, "smallest share of samples that answer from the evidence"),
+        ("max_closed_book", not_negative, "largest share of samples that know the answer without"),
+        ("max_answer_words", positive, "words of the longest answer"),
+        ("max_overlap", not_negative, "largest overlap with another question"),
+    ):
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(
+            option, dest=name, type=kind, default=getattr(bounds, name), metavar="X", help=what
+        )
+
+
+def run(args: Namespace) -> int:
+    """Makes the questions; raises ``UserError`` if the cost or the documents allow none."""
+    from forage.questions.candidate_journal import CandidateJournal
+    from forage.questions.question_files import write_question_files
+    from forage.retrieval.index.index import open_index
+
+    if (args.endpoint is None) == (args.model is None):
+        raise UserError("name who writes the questions: --endpoint URL, or --model DIR")
+    if args.endpoint and not args.served_model:
+        raise UserError("--endpoint needs the name of the model there: --served-model NAME")
+    wanted = _wanted(args)
+    with (
+        open_index(_index_of(args.documents, args.out)) as index,
+        CandidateJournal(args.out, _settings(args, wanted, index.id)) as journal,
+    ):
+        kept, is_cut = asyncio.run(_make(args, wanted, index, journal))
+    numbers = write_question_files(args.out, kept, [s for s, n in wanted.counts.items() if n])
+    asked = sum(wanted.counts.values())
+    if is_cut:
+        raise UserError(
+            f"--max-cost {args.max_cost:g} is reached after {len(kept.offered)} candidates; "
+            f"{sum(numbers.values())} of {asked} questions are in {args.out}. Raise it and repeat "
+            "the command to continue"
+        )
+    _report_end(args.out, kept, numbers, wanted)
+    return 0
+
+
+def _wanted(args: Namespace) -> Wanted:
+    from forage.questions.candidate import Kind, Split
+    from forage.questions.make_questions import Wanted
+    from forage.questions.verify import Bounds
+
+    kinds = tuple(map(Kind, dict.fromkeys(args.kinds or Kind)))
+    counts = {split: getattr(args, split) for split in Split}
+    return Wanted(counts, kinds, args.seed, args.max_candidates, made_of(args, Bounds))
+
+
+def _index_of(documents: Path, out: Path) -> Path:
+    """The index of the documents, which is built in ``out``, or the given one."""
+    from forage.retrieval.index.index import build_backend
+    from forage.retrieval.store.manifest import MANIFEST_FILE
+    from forage.retrieval.words.bm25_index import BM25Settings
+
+    if (documents / MANIFEST_FILE).is_file():
+        return documents
+    index = out / INDEX_FOLDER
+    # An unchanged corpus gives the same index, so a repeated command continues.
+    out.mkdir(parents=True, exist_ok=True)
+    as_index = Namespace(corpus=documents, out=index, **dict.fromkeys(OWN_TEXT))
+    with corpus_of(as_index) as corpus:
+        build_backend(corpus, index, BM25Settings(), None)
+    return index
+
+
+def _settings(args: Namespace, wanted: Wanted, index: str) -> dict[str, str]:
+    """What the candidates depend on, by option."""
+    from dataclasses import asdict
+
+    counts = {f"--{split}": str(number) for split, number in wanted.counts.items()}
+    bounds = {
+        f"--{name.replace('_', '-')}": str(value) for name, value in asdict(wanted.bounds).items()
+    }
+    return {
+        "the documents": index,
+        "the writer": args.served_model or str(args.model),
+        "--kinds": " ".join(wanted.kinds),
+        "--seed": str(wanted.seed),
+        **counts,
+        **bounds,
+    }
+
+
+async def _make(
+    args: Namespace, wanted: Wanted, index: Index, journal: CandidateJournal
+) -> tuple[Kept, bool]:
+    from forage.questions.make_questions import make_questions
+    from forage.questions.verify import Verifier
+
+    num_asked = sum(wanted.counts.values())
+    async with _open_writer(args, journal) as writer:
+        verifier = Verifier(writer, index.search, wanted.bounds)
+        with progress_bar("Verified questions", num_asked) as bar:
+            watch = Watch(bar, writer, journal, num_asked)
+            return await make_questions(index.store, wanted, verifier, journal, watch.show)
+
+
+@asynccontextmanager
+async def _open_writer(args: Namespace, journal: CandidateJournal) -> AsyncIterator[Writer]:
+    if args.model is not None:
+        from forage.questions.writers import open_model_writer
+
+        async with open_model_writer(args.model, args.seed) as writer:
+            yield writer
+        return
+    from forage.questions.endpoint_writer import EndpointSettings, open_endpoint_writer
+
+    prices = None if args.price is None else tuple(args.price)
+    settings = made_of(args, EndpointSettings, url=args.endpoint, prices=prices)
+    async with open_endpoint_writer(settings, args.seed, journal.usage) as writer:
+        yield writer
+
+
+class Watch:
+    """Shows candidates, verified questions, tokens, cost and time left."""
+
+    def __init__(self, bar: Bar, writer: Writer, journal: CandidateJournal, num_asked: int) -> None:
+        self._bar, self._writer, self._journal = bar, writer, journal
+        self._num_asked = num_asked
+        self._start = self._last = time.monotonic()
+        self._num_before = len(journal.candidates)
+
+    def show(self, kept: Kept) -> None:
+        num_kept = min(sum(kept.num_kept.values()), self._num_asked)
+        num_candidates, usage = len(self._journal.candidates), self._journal.usage
+        cost = self._writer.cost(usage)
+        note = f"{num_candidates:,} candidates, "
+        note += f"{usage.prompt_tokens + usage.completion_tokens:,} tokens"
+        note += "" if cost is None else f", cost {cost:.4g}"
+        self._bar.show(num_kept, note)
+        now = time.monotonic()
+        if num_kept and now - self._last > _REPORT_EVERY_S:
+            self._last = now
+            num_made = num_candidates - self._num_before
+            num_left = (self._num_asked - num_kept) * len(kept.offered) / num_kept
+            left = format_duration((now - self._start) / max(num_made, 1) * num_left)
+            LOG.info("%d of %d verified, %s, about %s left", num_kept, self._num_asked, note, left)
+
+
+def _report_end(out: Path, kept: Kept, numbers: Mapping[Split, int], wanted: Wanted) -> None:
+    """Says what was written, and if it is less than asked for, why."""
+    from forage.questions.make_questions import limits
+
+    num_written, num_asked = sum(numbers.values()), sum(wanted.counts.values())
+    why = f"{len(kept.offered)} candidates; dropped by check: {limits(kept.offered)}"
+    if not num_written:
+        raise UserError(f"no question was verified ({why}); {out / PAGE_FILE} shows examples")
+    made = ", ".join(f"{number} {split}" for split, number in numbers.items())
+    LOG.info("Wrote %s questions to %s (%s)", made, out, why)
+    if num_written < num_asked:
+        LOG.warning(
+            "%d of %d questions were verified: the documents have no more passages to ask about, "
+            "or --max-candidates is reached. %s shows what limits it (%s)",
+            *(num_written, num_asked, out / PAGE_FILE, limits(kept.offered)),
+        )

@@ -1,0 +1,149 @@
+"""A proposed question with its evidence, the result of each check, and why it was dropped.
+
+``propose.py`` decides what it is made from, ``verify.py`` fills in the checks, and
+``question_files.py`` writes those that are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from hashlib import sha256
+
+from forage.types import Passage, Question
+
+NOTHING = "nothing found"
+"""The golden answer of a question that the corpus does not answer, as in the hard world."""
+
+
+class Kind(StrEnum):
+    """What a question asks for, and from how many passages."""
+
+    SINGLE = "single"
+    MULTI_HOP = "multi_hop"
+    COMPARISON = "comparison"
+    YES_NO = "yes_no"
+    NUMBER = "number"
+    DATE = "date"
+    UNANSWERABLE = "unanswerable"
+
+
+class Split(StrEnum):
+    """The file that a question belongs to."""
+
+    TRAIN = "train"
+    DEV = "dev"
+    TEST = "test"
+
+
+class Drop(StrEnum):
+    """The check that a candidate failed, in the order in which the checks run.
+
+    ``REFUSED``: the writer gave no reply; ``UNREADABLE``: the reply is not the requested lines.
+    """
+
+    REFUSED = "refused"
+    UNREADABLE = "unreadable"
+    ANSWER = "answer"
+    UNSUPPORTED = "unsupported"
+    CONTAINS_ANSWER = "contains_answer"
+    STANDS_ALONE = "stands_alone"
+    INSTRUCTION = "instruction"
+    SEARCH = "search"
+    SHORTCUT = "shortcut"
+    READER = "reader"
+    CLOSED_BOOK = "closed_book"
+    NEAR_DUPLICATE = "near_duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A passage that the question was made from; ``sha256`` identifies its text."""
+
+    passage_id: str
+    document: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """The result of each check; None if it does not apply, or an earlier one dropped the question.
+
+    Shares are from 0 to 1, yes is 1 and no is 0.
+    """
+
+    answer_words: float | None = None
+    """The number of words in the longest answer."""
+    supported: float | None = None
+    """Whether the evidence, without instruction-like text, contains the answer."""
+    contains_answer: float | None = None
+    """Whether the question contains its answer."""
+    stands_alone: float | None = None
+    """Whether the question makes sense to somebody who does not see the passage."""
+    instruction_words: float | None = None
+    """The number of words that only instruction-like text of the evidence has."""
+    one_search: float | None = None
+    """The share of the evidence that one search with the question finds."""
+    searches: float | None = None
+    """The share of the evidence that the allowed searches find."""
+    shortcut: float | None = None
+    """Multi-hop: whether one search with the question finds the passage with the answer."""
+    reader: float | None = None
+    """The share of samples that give the answer from the evidence."""
+    closed_book: float | None = None
+    """The share of samples that give the answer without it."""
+    overlap: float | None = None
+    """The largest overlap with a question accepted earlier."""
+
+    def numbers(self) -> dict[str, float]:
+        """The checks that were made, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A question that was proposed; ``dropped`` is None if it passed every check so far.
+
+    ``hops`` are the simpler questions that a multi-hop question was composed of; ``detail`` says
+    more about a failure. Tokens are those of all requests made for it.
+    """
+
+    id: str
+    split: Split
+    kind: Kind
+    evidence: tuple[Evidence, ...]
+    question: str = ""
+    answers: tuple[str, ...] = ()
+    hops: tuple[str, ...] = ()
+    checks: Checks = Checks()
+    dropped: Drop | None = None
+    detail: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.document for each in self.evidence))
+
+    def as_question(self) -> Question:
+        """The question in the ordinary form; its source names its kind."""
+        is_answered = self.kind is not Kind.UNANSWERABLE
+        gold = tuple(each.passage_id for each in self.evidence) if is_answered else ()
+        return Question(self.id, self.question, self.answers, f"own-{self.kind}", gold)
+
+
+def text_hash(text: str) -> str:
+    """Identifies a text; white space does not count."""
+    return sha256(" ".join(text.split()).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def document_of(passage: Passage) -> str:
+    """The document that a passage is part of.
+
+    A file's passages are numbered (``guide.md#3``); in corpora of articles a title is shared.
+    """
+    name, mark, number = passage.id.rpartition("#")
+    if mark and number.isdecimal():
+        return name
+    return passage.id if "file" in passage.fields else passage.title or passage.id

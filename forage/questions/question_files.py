@@ -1,0 +1,106 @@
+"""Writes the kept questions, statistics, and a page that shows why candidates were dropped."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from forage.data.questions import to_line
+from forage.disk.disk_failures import disk_failures
+from forage.disk.whole_writes import write_whole_text
+from forage.questions.candidate import Candidate, Split
+from forage.questions.quotas import Kept
+
+STATISTICS_FILE = "statistics.json"
+PAGE_FILE = "candidates.html"
+
+_SHOWN_PER_DROP = 10
+_STYLE = (
+    "body{font:15px/1.5 system-ui;max-width:70rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ccc;"
+    "padding:.3rem .5rem;text-align:left;vertical-align:top}"
+)
+
+
+def write_question_files(out: Path, kept: Kept, splits: Iterable[Split]) -> dict[Split, int]:
+    """Writes the files into ``out``; returns the number of questions of each split."""
+    chosen = {split: kept.selected(split) for split in splits}
+    with disk_failures(out):
+        for split, candidates in chosen.items():
+            write_whole_text(out / f"{split}.jsonl", "".join(map(question_line, candidates)))
+        statistics = json.dumps(statistics_of(kept.offered, chosen), indent=1, ensure_ascii=False)
+        write_whole_text(out / STATISTICS_FILE, statistics + "\n")
+        write_whole_text(out / PAGE_FILE, page_of(kept.offered))
+    return {split: len(candidates) for split, candidates in chosen.items()}
+
+
+def question_line(candidate: Candidate) -> str:
+    """A line of the ordinary form, with ``evidence``, ``checks`` and ``kind``."""
+    row = json.loads(to_line(candidate.as_question()))
+    row["kind"] = candidate.kind
+    row["evidence"] = [asdict(each) for each in candidate.evidence]
+    row["checks"] = candidate.checks.numbers()
+    if candidate.hops:
+        row["hop_questions"] = list(candidate.hops)
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def statistics_of(
+    offered: Sequence[Candidate], chosen: dict[Split, list[Candidate]]
+) -> dict[str, Any]:
+    """Counts of candidates, drops by check and kind, and the mean of each check."""
+    written = [one for candidates in chosen.values() for one in candidates]
+    values: dict[str, list[float]] = {}
+    for one in written:
+        for name, number in one.checks.numbers().items():
+            values.setdefault(name, []).append(number)
+    kinds: dict[str, dict[str, int]] = {}
+    for one in offered:
+        of_kind = kinds.setdefault(one.kind, {"candidates": 0, "verified": 0})
+        of_kind["candidates"] += 1
+        of_kind["verified" if one.dropped is None else str(one.dropped)] = (
+            of_kind.get("verified" if one.dropped is None else str(one.dropped), 0) + 1
+        )
+    return {
+        "candidates": len(offered),
+        "verified": sum(one.dropped is None for one in offered),
+        "written": {split: len(candidates) for split, candidates in chosen.items()},
+        "dropped": dict(Counter(str(one.dropped) for one in offered if one.dropped).most_common()),
+        "kinds": kinds,
+        "written_kinds": {
+            split: dict(Counter(str(one.kind) for one in candidates))
+            for split, candidates in chosen.items()
+        },
+        "documents": len({document for one in written for document in one.documents}),
+        "mean_checks": {name: round(mean(numbers), 4) for name, numbers in values.items()},
+        "prompt_tokens": sum(one.prompt_tokens for one in offered),
+        "completion_tokens": sum(one.completion_tokens for one in offered),
+    }
+
+
+def page_of(offered: Sequence[Candidate]) -> str:
+    """An HTML page with the counts of each drop, and examples of it."""
+    groups: dict[str, list[Candidate]] = {}
+    for one in offered:
+        groups.setdefault(str(one.dropped or "kept"), []).append(one)
+    parts = [f"<!doctype html><meta charset=utf-8><title>Candidates</title><style>{_STYLE}</style>"]
+    parts.append(f"<h1>{len(offered)} candidates</h1>")
+    for name, group in sorted(groups.items(), key=lambda each: -len(each[1])):
+        parts.append(f"<h2>{name}: {len(group)}</h2><table><tr>")
+        parts += [f"<th>{head}</th>" for head in ("Question", "Answer", "Evidence", "Checks")]
+        parts += [f"</tr>{''.join(map(_row, group[:_SHOWN_PER_DROP]))}</table>"]
+    return "".join(parts) + "\n"
+
+
+def _row(one: Candidate) -> str:
+    numbers = ", ".join(f"{name} {number:.3g}" for name, number in one.checks.numbers().items())
+    detail = f"{numbers}; the model wrote: {one.detail}" if one.detail else numbers
+    evidence = ", ".join(each.passage_id for each in one.evidence)
+    cells = (f"{one.kind}: {one.question}", "; ".join(one.answers), evidence, detail)
+    return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"

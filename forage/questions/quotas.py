@@ -1,0 +1,88 @@
+"""Which candidates are kept, and which kinds are still missing: plain counting, in a fixed order.
+
+Candidates are offered in the order of their draws, whatever order they finished in, so that the
+same candidates always give the same questions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from forage.questions.candidate import Candidate, Drop, Kind, Split
+from forage.questions.near_duplicates import NearDuplicates
+from forage.questions.propose import SHARES
+from forage.rewards.answers import normalize_answer
+
+
+class Kept:
+    """The verified candidates without near-duplicates, and every candidate that was offered."""
+
+    def __init__(self, counts: Mapping[Split, int], max_overlap: float) -> None:
+        self._counts = {split: count for split, count in counts.items() if count}
+        self._max_overlap = max_overlap
+        self._near = NearDuplicates()
+        self.offered: list[Candidate] = []
+        self.num_kept: Counter[tuple[Split, Kind]] = Counter()
+
+    def offer(self, candidate: Candidate) -> None:
+        """Keeps a candidate that passed every check and repeats no other."""
+        if candidate.dropped is None:
+            evidence = tuple(each.sha256 for each in candidate.evidence)
+            subject = (evidence, normalize_answer(candidate.answers[0]))
+            overlap = self._near.overlap(candidate.question, subject)
+            is_new = overlap <= self._max_overlap
+            candidate = replace(
+                candidate,
+                checks=replace(candidate.checks, overlap=overlap),
+                dropped=None if is_new else Drop.NEAR_DUPLICATE,
+            )
+            if is_new:
+                self._near.add(candidate.question, subject)
+                self.num_kept[candidate.split, candidate.kind] += 1
+        self.offered.append(candidate)
+
+    def num_missing(self, split: Split) -> int:
+        """How many verified questions a split still needs."""
+        kept = sum(number for (of, _), number in self.num_kept.items() if of is split)
+        return max(0, self._counts[split] - kept)
+
+    def missing(self, live: Collection[tuple[Split, Kind]]) -> dict[tuple[Split, Kind], int]:
+        """How many questions to make of each kind that is not exhausted (``live``)."""
+        found: dict[tuple[Split, Kind], int] = {}
+        for split, count in self._counts.items():
+            kinds = [kind for of, kind in live if of is split]
+            num_missing = self.num_missing(split)
+            if not kinds or not num_missing:
+                continue
+            wanted = quotas(count, kinds)
+            need = {kind: wanted[kind] - self.num_kept[split, kind] for kind in kinds}
+            if not any(number > 0 for number in need.values()):
+                need = quotas(num_missing, kinds)  # other kinds have run out
+            found |= {(split, kind): number for kind, number in need.items() if number > 0}
+        return found
+
+    def selected(self, split: Split) -> list[Candidate]:
+        """The questions of a split: each kind's share first, then others, in the order of draws."""
+        kept = [one for one in self.offered if one.split is split and one.dropped is None]
+        left = quotas(self._counts[split], sorted({one.kind for one in kept}))
+        first: list[str] = []
+        for one in kept:
+            if left[one.kind] > 0:
+                left[one.kind] -= 1
+                first.append(one.id)
+        others = [one.id for one in kept if one.id not in set(first)]
+        chosen = set([*first, *others][: self._counts[split]])
+        return [one for one in kept if one.id in chosen]
+
+
+def quotas(count: int, kinds: Collection[Kind]) -> dict[Kind, int]:
+    """``count`` divided among kinds by their shares; the largest remainders round up."""
+    total = sum(SHARES[kind] for kind in kinds)
+    exact = {kind: count * SHARES[kind] / total for kind in kinds}
+    found = {kind: int(number) for kind, number in exact.items()}
+    by_remainder = sorted(kinds, key=lambda kind: (found[kind] - exact[kind], kind))
+    for kind in by_remainder[: count - sum(found.values())]:
+        found[kind] += 1
+    return found
