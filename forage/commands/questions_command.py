@@ -11,12 +11,18 @@ import logging
 import math
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forage.commands.arguments import count, local_path, made_of, not_negative, positive
+from forage.commands.arguments import (
+    add_overrides,
+    count,
+    local_path,
+    made_of,
+    not_negative,
+    positive,
+)
 from forage.commands.own_text import OWN_TEXT, corpus_of
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
@@ -24,17 +30,23 @@ from forage.questions.question_files import PAGE_FILE
 from forage.retrieval.store.build_progress import format_duration
 
 if TYPE_CHECKING:
+    from forage.config.run_config import RunConfig
     from forage.questions.candidate import Split
     from forage.questions.candidate_journal import CandidateJournal
     from forage.questions.make_questions import Wanted
     from forage.questions.quotas import Kept
-    from forage.questions.writers import Writer
+    from forage.questions.writers import Price
     from forage.retrieval.index.index import Index
 
 LOG = logging.getLogger(__name__)
 
 INDEX_FOLDER = "index"
 _REPORT_EVERY_S = 10.0
+_FREE = {
+    *("documents", "out", "endpoint", "overrides", "price", "max_cost", "max_candidates"),
+    *("run", "usage", "verbose", "quiet"),
+}
+"""Arguments that may change when the command is repeated."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,16 +57,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "a folder or file of documents, a corpus of JSON lines, or an index"
     add("documents", type=local_path, metavar="DOCS_OR_INDEX", help=text)
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write to")
-    add("--endpoint", metavar="URL", help="base URL of an OpenAI-compatible API that writes")
-    add("--served-model", metavar="NAME", help="the model's name at the endpoint")
-    add("--key-variable", metavar="NAME", help="environment variable with the endpoint's API key")
-    add("--key-file", type=Path, metavar="FILE", help="file with the endpoint's API key")
-    add("--concurrency", type=positive, default=16, help="parallel requests to the endpoint")
+    text = "the model that writes: a directory or a hub id (model.path)"
+    add("--model", metavar="MODEL", help=text)
+    text = "base URL of an OpenAI-compatible API that writes instead (model.endpoint.url)"
+    add("--endpoint", metavar="URL", help=text)
+    text = "the model's name at the endpoint (model.endpoint.served_model)"
+    add("--served-model", metavar="NAME", help=text)
     text = "prices of a million prompt tokens and a million completion tokens"
     add("--price", type=not_negative, nargs=2, metavar=("INPUT", "OUTPUT"), help=text)
     text = "stop before the cost exceeds this (needs --price)"
     add("--max-cost", type=not_negative, default=math.inf, metavar="X", help=text)
-    add("--model", type=local_path, metavar="DIR", help="a local model that writes instead")
     for split, number in (("train", 400), ("dev", 50), ("test", 50)):
         add(f"--{split}", type=count, default=number, help=f"questions to write to {split}.jsonl")
     text = "kinds of questions (default: all)"
@@ -63,19 +75,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "candidates after which to stop (default: 10 for each question, and 256)"
     add("--max-candidates", type=positive, help=text)
     group = parser.add_argument_group("checks")
-    for name, kind, what in (
-        ("topk", positive, "hits of a search"),
-        ("max_searches", positive, "searches that may be needed to find the evidence"),
-        ("num_samples", positive, "samples of the reader, with the evidence and without"),
-        ("min_reader", not_negative, "smallest share of samples that answer from the evidence"),
-        ("max_closed_book", not_negative, "largest share of samples that know the answer without"),
-        ("max_answer_words", positive, "words of the longest answer"),
-        ("max_overlap", not_negative, "largest overlap with another question"),
-    ):
-        option = f"--{name.replace('_', '-')}"
-        group.add_argument(
-            option, dest=name, type=kind, default=getattr(bounds, name), metavar="X", help=what
-        )
+    for name, (kind, what) in {
+        "topk": (positive, "hits of a search"),
+        "max-searches": (positive, "searches that may be needed to find the evidence"),
+        "num-samples": (positive, "samples of the reader, with the evidence and without"),
+        "min-reader": (not_negative, "smallest share of samples that answer from the evidence"),
+        "max-closed-book": (not_negative, "largest share of samples that answer without it"),
+        "max-answer-words": (positive, "words of the longest answer"),
+        "max-overlap": (not_negative, "largest overlap with another question"),
+    }.items():
+        default = getattr(bounds, name.replace("-", "_"))
+        group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=what)
+    add_overrides(parser)
 
 
 def run(args: Namespace) -> int:
@@ -84,16 +95,15 @@ def run(args: Namespace) -> int:
     from forage.questions.question_files import write_question_files
     from forage.retrieval.index.index import open_index
 
-    if (args.endpoint is None) == (args.model is None):
-        raise UserError("name who writes the questions: --endpoint URL, or --model DIR")
-    if args.endpoint and not args.served_model:
-        raise UserError("--endpoint needs the name of the model there: --served-model NAME")
+    config = _config(args)
+    if args.max_cost < math.inf and args.price is None:
+        raise UserError("--max-cost needs the prices per million tokens: --price INPUT OUTPUT")
     wanted = _wanted(args)
     with (
         open_index(_index_of(args.documents, args.out)) as index,
-        CandidateJournal(args.out, _settings(args, wanted, index.id)) as journal,
+        CandidateJournal(args.out, _settings(args, index.id)) as journal,
     ):
-        kept, is_cut = asyncio.run(_make(args, wanted, index, journal))
+        kept, is_cut = asyncio.run(_make(args, config, wanted, index, journal))
     numbers = write_question_files(args.out, kept, [s for s, n in wanted.counts.items() if n])
     asked = sum(wanted.counts.values())
     if is_cut:
@@ -104,6 +114,28 @@ def run(args: Namespace) -> int:
         )
     _report_end(args.out, kept, numbers, wanted)
     return 0
+
+
+def _config(args: Namespace) -> RunConfig:
+    """The settings of the writer; raises ``UserError`` unless one is named."""
+    from forage.config.run_config import build_config
+    from forage.hardware import has_gpu
+
+    given = " ".join(args.overrides)
+    if args.endpoint or "model.endpoint." in given:
+        short = {"url": args.endpoint, "served_model": args.served_model, "form": "chat"}
+        endpoint = {name: value for name, value in short.items() if value is not None}
+        # The server tokenises; the path is only the writer's name.
+        model = {"path": args.served_model or "the endpoint's model", "endpoint": endpoint}
+    elif args.model or "model.path=" in given:
+        model = {"path": args.model, "device": "cuda" if has_gpu() else "cpu"}
+    else:
+        raise UserError(
+            "name the model that writes: --model DIR, or --endpoint URL with --served-model NAME"
+        )
+    if args.endpoint and args.model:
+        raise UserError("--model and --endpoint both name the writer; leave one of them out")
+    return build_config({"model": model, "seed": args.seed}, "the writer", args.overrides)
 
 
 def _wanted(args: Namespace) -> Wanted:
@@ -133,59 +165,33 @@ def _index_of(documents: Path, out: Path) -> Path:
     return index
 
 
-def _settings(args: Namespace, wanted: Wanted, index: str) -> dict[str, str]:
-    """What the candidates depend on, by option."""
-    from dataclasses import asdict
-
-    counts = {f"--{split}": str(number) for split, number in wanted.counts.items()}
-    bounds = {
-        f"--{name.replace('_', '-')}": str(value) for name, value in asdict(wanted.bounds).items()
-    }
-    return {
-        "the documents": index,
-        "the writer": args.served_model or str(args.model),
-        "--kinds": " ".join(wanted.kinds),
-        "--seed": str(wanted.seed),
-        **counts,
-        **bounds,
-    }
+def _settings(args: Namespace, index: str) -> dict[str, str]:
+    """What the candidates depend on: all options except those in ``_FREE``, and the index."""
+    given = {name: str(value) for name, value in vars(args).items() if name not in _FREE}
+    return {"index": index, **given}
 
 
 async def _make(
-    args: Namespace, wanted: Wanted, index: Index, journal: CandidateJournal
+    args: Namespace, config: RunConfig, wanted: Wanted, index: Index, journal: CandidateJournal
 ) -> tuple[Kept, bool]:
     from forage.questions.make_questions import make_questions
     from forage.questions.verify import Verifier
+    from forage.questions.writers import Price, open_writer
 
+    price = Price(*(args.price or (0.0, 0.0)), args.max_cost)
     num_asked = sum(wanted.counts.values())
-    async with _open_writer(args, journal) as writer:
+    async with open_writer(config, price, journal.usage) as writer:
         verifier = Verifier(writer, index.search, wanted.bounds)
         with progress_bar("Verified questions", num_asked) as bar:
-            watch = Watch(bar, writer, journal, num_asked)
+            watch = Watch(bar, price, journal, num_asked)
             return await make_questions(index.store, wanted, verifier, journal, watch.show)
-
-
-@asynccontextmanager
-async def _open_writer(args: Namespace, journal: CandidateJournal) -> AsyncIterator[Writer]:
-    if args.model is not None:
-        from forage.questions.writers import open_model_writer
-
-        async with open_model_writer(args.model, args.seed) as writer:
-            yield writer
-        return
-    from forage.questions.endpoint_writer import EndpointSettings, open_endpoint_writer
-
-    prices = None if args.price is None else tuple(args.price)
-    settings = made_of(args, EndpointSettings, url=args.endpoint, prices=prices)
-    async with open_endpoint_writer(settings, args.seed, journal.usage) as writer:
-        yield writer
 
 
 class Watch:
     """Shows candidates, verified questions, tokens, cost and time left."""
 
-    def __init__(self, bar: Bar, writer: Writer, journal: CandidateJournal, num_asked: int) -> None:
-        self._bar, self._writer, self._journal = bar, writer, journal
+    def __init__(self, bar: Bar, price: Price, journal: CandidateJournal, num_asked: int) -> None:
+        self._bar, self._price, self._journal = bar, price, journal
         self._num_asked = num_asked
         self._start = self._last = time.monotonic()
         self._num_before = len(journal.candidates)
@@ -193,10 +199,10 @@ class Watch:
     def show(self, kept: Kept) -> None:
         num_kept = min(sum(kept.num_kept.values()), self._num_asked)
         num_candidates, usage = len(self._journal.candidates), self._journal.usage
-        cost = self._writer.cost(usage)
+        cost = self._price.of(usage)
         note = f"{num_candidates:,} candidates, "
         note += f"{usage.prompt_tokens + usage.completion_tokens:,} tokens"
-        note += "" if cost is None else f", cost {cost:.4g}"
+        note += f", cost {cost:.4g}" if cost else ""
         self._bar.show(num_kept, note)
         now = time.monotonic()
         if num_kept and now - self._last > _REPORT_EVERY_S:

@@ -12,8 +12,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 
+from forage.data.corpus_store import CorpusStore
 from forage.errors import UserError
 from forage.questions.candidate import Candidate, Drop, Kind, Split
 from forage.questions.candidate_journal import CandidateJournal
@@ -56,7 +56,7 @@ Report = Callable[[Kept], None]
 
 
 async def make_questions(
-    passages: Iterable[Passage],
+    store: CorpusStore,
     wanted: Wanted,
     verifier: Verifier,
     journal: CandidateJournal,
@@ -66,7 +66,7 @@ async def make_questions(
 
     Raises ``UserError`` if the writer cannot write, or no candidate passes.
     """
-    drawn = sample_passages(passages, wanted.seed)
+    drawn = sample_passages(store, wanted.seed)
     pools = open_pools(split_passages(drawn, wanted.counts, wanted.seed), wanted.kinds, wanted.seed)
     kept = Kept(wanted.counts, wanted.bounds.max_overlap)
     while len(kept.offered) < wanted.most:
@@ -108,15 +108,12 @@ def next_round(
     return draws
 
 
-def sample_passages(passages: Iterable[Passage], seed: int) -> list[Passage]:
-    """All passages, or a uniform sample of a large corpus (reservoir), in the corpus's order."""
-    reading = enumerate(passages)
-    kept = dict(enumerate(islice(reading, _MAX_PASSAGES)))
-    rng = random.Random(f"passages-{seed}")
-    for number, passage in reading:
-        if (place := rng.randrange(number + 1)) < _MAX_PASSAGES:
-            kept[place] = (number, passage)
-    return [passage for _, passage in sorted(kept.values(), key=lambda each: each[0])]
+def sample_passages(store: CorpusStore, seed: int) -> list[Passage]:
+    """All passages, or a uniform sample of a large corpus, in the corpus's order."""
+    rows = range(len(store))
+    if len(rows) > _MAX_PASSAGES:
+        rows = sorted(random.Random(f"passages-{seed}").sample(rows, _MAX_PASSAGES))
+    return [store.passage(row) for row in rows]
 
 
 async def _play(

@@ -154,6 +154,6 @@ def is_unknown(answer: str) -> bool:
 def _blocks(passages: Sequence[Passage]) -> tuple[str, dict[str, str]]:
     """The template of the data block, and its fillings."""
     shown = zip(_NAMES, map(shown_text, passages), strict=False)
-    fillings: dict[str, str] = {name: text for name, text in shown}
+    fillings: dict[str, str] = dict(shown)
     open_, close = f"<{PASSAGE_TAG}>", f"</{PASSAGE_TAG}>"
     return "".join(f"{open_}\n{{{name}}}\n{close}\n" for name in fillings), fillings

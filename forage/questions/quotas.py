@@ -15,6 +15,9 @@ from forage.questions.near_duplicates import NearDuplicates
 from forage.questions.propose import SHARES
 from forage.rewards.answers import normalize_answer
 
+_GIVEN_UP_AFTER = 64
+"""Candidates of a kind after which it is given up if none was kept."""
+
 
 class Kept:
     """The verified candidates without near-duplicates, and every candidate that was offered."""
@@ -25,6 +28,7 @@ class Kept:
         self._near = NearDuplicates()
         self.offered: list[Candidate] = []
         self.num_kept: Counter[tuple[Split, Kind]] = Counter()
+        self._num_offered: Counter[Kind] = Counter()
 
     def offer(self, candidate: Candidate) -> None:
         """Keeps a candidate that passed every check and repeats no other."""
@@ -41,6 +45,7 @@ class Kept:
             if is_new:
                 self._near.add(candidate.question, subject)
                 self.num_kept[candidate.split, candidate.kind] += 1
+        self._num_offered[candidate.kind] += 1
         self.offered.append(candidate)
 
     def num_missing(self, split: Split) -> int:
@@ -49,10 +54,11 @@ class Kept:
         return max(0, self._counts[split] - kept)
 
     def missing(self, live: Collection[tuple[Split, Kind]]) -> dict[tuple[Split, Kind], int]:
-        """How many questions to make of each kind that is not exhausted (``live``)."""
+        """How many questions to make of each kind that is not exhausted (``live``) or given up."""
         found: dict[tuple[Split, Kind], int] = {}
+        given_up = {kind for kind in Kind if self._is_hopeless(kind)}
         for split, count in self._counts.items():
-            kinds = [kind for of, kind in live if of is split]
+            kinds = [kind for of, kind in live if of is split and kind not in given_up]
             num_missing = self.num_missing(split)
             if not kinds or not num_missing:
                 continue
@@ -62,6 +68,11 @@ class Kept:
                 need = quotas(num_missing, kinds)  # other kinds have run out
             found |= {(split, kind): number for kind, number in need.items() if number > 0}
         return found
+
+    def _is_hopeless(self, kind: Kind) -> bool:
+        """Whether this writer, or this corpus, gives no question of a kind."""
+        num_kept = sum(number for (_, of), number in self.num_kept.items() if of is kind)
+        return not num_kept and self._num_offered[kind] >= _GIVEN_UP_AFTER
 
     def selected(self, split: Split) -> list[Candidate]:
         """The questions of a split: each kind's share first, then others, in the order of draws."""

@@ -37,7 +37,9 @@ _POINTS_AT_TEXT = re.compile(
     re.I,
 )
 _PRONOUN = re.compile(
-    r"\b(?:he|she|they|him|her|them|his|hers|their|theirs|it|its|this|these|those|here)\b", re.I
+    r"\b(?:he|she|they|him|her|them|his|hers|their|theirs|it(?! true| possible)|its|this|these|"
+    r"those|here)\b",
+    re.I,
 )
 _INSTRUCTION = re.compile(
     r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,50}\b(?:instruction|prompt|above|previous|"

@@ -1,27 +1,35 @@
-"""Who writes and reads questions: a chat endpoint (``endpoint_writer.py``) or a local model.
+"""Who writes and reads questions: a chat endpoint, or a model in this process.
 
-A writer answers one prompt with one text; callers run many at a time. Here are the protocol, its
-failures, and the writer that samples a model in this process.
+A writer answers one prompt with one text; callers run many at a time. ``model.endpoint`` and
+``model.path`` of the settings choose it, with the same keys as in a recipe.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
+from forage.config.run_config import RunConfig, with_overrides
+from forage.environment.codec import Codec
+from forage.environment.prompt import fill
 from forage.errors import UserError
 from forage.questions.question_prompts import PASSAGE_TAG, Prompt
-from forage.remote.openai_replies import Usage
+from forage.remote.openai_replies import Usage, read_chat, read_usage
+from forage.rollout.engines.completions_engine import request_seed
+from forage.rollout.engines.endpoint_client import EndpointClient
+from forage.types import EngineError, Generate, Sampling
 
-if TYPE_CHECKING:
-    from forage.environment.codec import Codec
-    from forage.types import Generate
-
-MAX_REPLY_TOKENS = 256
-_MAX_TOKENS = 4096
+_MAX_REPLY_TOKENS = 256
+_MIN_CONTEXT = 1024
+_PATH = "/chat/completions"
+_PROBE = Prompt("Answer with one word: which city is the capital of Italy?", {})
+_CONTINUES = "it continues where it stopped"
+_BYTES_PER_TOKEN = 3
+"""English has more bytes per token; Chinese about three."""
+_CHAT_FORMAT_TOKENS = 64
 
 
 class WriterRefused(Exception):
@@ -29,7 +37,20 @@ class WriterRefused(Exception):
 
 
 class CostReached(Exception):
-    """The next request could exceed ``--max-cost``."""
+    """The next request could exceed the limit on the cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The prices of a million prompt and completion tokens, and the most to spend."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+    max_cost: float = math.inf
+
+    def of(self, usage: Usage) -> float:
+        tokens = (usage.prompt_tokens * self.prompt, usage.completion_tokens * self.completion)
+        return sum(tokens) / 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,44 +62,73 @@ class Written:
 
 
 class Writer(Protocol):
-    """A model that answers prompts; ``name`` identifies it in the journal."""
-
-    name: str
+    """A model that answers prompts."""
 
     async def write(self, prompt: Prompt, key: str, temperature: float) -> Written:
         """``key`` is unique to the request: with the run's seed it decides what is sampled.
 
-        Raises ``WriterRefused``, ``CostReached``, or ``UserError`` if no prompt can succeed."""
+        Raises ``WriterRefused``, ``CostReached``, or ``UserError`` if no prompt can succeed.
+        """
         ...
 
-    def cost(self, usage: Usage) -> float | None:
-        """The price of these tokens; None if no price is known."""
-        ...
+
+@asynccontextmanager
+async def open_writer(config: RunConfig, price: Price, earlier: Usage) -> AsyncIterator[Writer]:
+    """Opens the writer and tries it; ``earlier`` tokens count towards the limit on the cost.
+
+    Raises ``UserError``.
+    """
+    if config.model.endpoint is None:
+        async with _open_model(config) as writer:
+            yield writer
+        return
+    client = EndpointClient(config.model.endpoint, continues=_CONTINUES)
+    try:
+        writer = EndpointWriter(client, config.seed, price, earlier)
+        await writer.check()
+        yield writer
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def _open_model(config: RunConfig) -> AsyncIterator[Writer]:
+    from forage.rollout.engines.open_engine import open_engine
+    from forage.training.model import load_sampled, load_tokenizer
+
+    tokenizer = load_tokenizer(config.model)
+    model = load_sampled(config.model)
+    assert model is not None, "a model without an endpoint is loaded"
+    most = config.environment.max_tokens
+    limit = min(getattr(model.config, "max_position_embeddings", None) or most, most)
+    if limit < _MIN_CONTEXT:
+        raise UserError(
+            f"model.path is {config.model.path}, which reads {limit} tokens; questions need a "
+            f"model that reads {_MIN_CONTEXT}"
+        )
+    config = with_overrides(config, [f"environment.max_tokens={limit}"])
+    async with open_engine(config, tokenizer, model) as engine:
+        yield ModelWriter(engine, Codec(tokenizer, (PASSAGE_TAG,)), config.seed, limit)
 
 
 class ModelWriter:
-    """Samples a model in this process through its chat format, if it has one."""
+    """Samples a model in this process, through its chat format if it has one."""
 
-    def __init__(
-        self, name: str, engine: Generate, codec: Codec, seed: int, max_tokens: int = _MAX_TOKENS
-    ) -> None:
-        self.name = name
+    def __init__(self, engine: Generate, codec: Codec, seed: int, max_tokens: int) -> None:
         self._engine = engine
         self._codec = codec
         self._seed = seed
         self._max_tokens = max_tokens
 
     async def write(self, prompt: Prompt, key: str, temperature: float) -> Written:
-        from forage.environment.prompt import fill
-        from forage.types import EngineError, Sampling
-
         ids = fill(prompt.template, prompt.fillings, self._codec)
-        if len(ids) + MAX_REPLY_TOKENS > self._max_tokens:
+        if len(ids) + _MAX_REPLY_TOKENS > self._max_tokens:
             raise WriterRefused(f"a prompt of {len(ids)} tokens is too long")
         # A model without a chat format continues the text: an empty line ends its reply.
         stop = () if self._codec.tokenizer.chat_template else ("\n\n",)
-        noise = (key, self._seed)
-        sampling = Sampling(MAX_REPLY_TOKENS, stop, self._codec.eos_ids, *noise, temperature)
+        sampling = Sampling(
+            *(_MAX_REPLY_TOKENS, stop, self._codec.eos_ids, key, self._seed, temperature)
+        )
         try:
             completion = await self._engine.generate(ids, sampling)
         except EngineError as error:
@@ -89,39 +139,57 @@ class ModelWriter:
         usage = Usage(len(ids), 0, len(completion.token_ids_T), 0)
         return Written(self._codec.decode(kept), usage)
 
-    def cost(self, usage: Usage) -> float | None:
-        return None
+
+class EndpointWriter:
+    """Writes through ``/chat/completions``, within a limit on the cost."""
+
+    def __init__(self, client: EndpointClient, seed: int, price: Price, earlier: Usage) -> None:
+        self._client = client
+        self._seed = seed
+        self._price = price
+        self._earlier = earlier
+        self._reserved = 0.0
+
+    async def check(self) -> None:
+        """Requests a short reply; raises ``UserError`` if that fails."""
+        try:
+            await self._ask(_PROBE.as_text(), "probe", 0.0)
+        except EngineError as failure:
+            raise await self._client.explain(failure) from failure
+
+    async def write(self, prompt: Prompt, key: str, temperature: float) -> Written:
+        text = prompt.as_text()
+        num_tokens = len(text.encode()) // _BYTES_PER_TOKEN + _CHAT_FORMAT_TOKENS
+        most = self._price.of(Usage(num_tokens, 0, _MAX_REPLY_TOKENS, 0))
+        # Replies that could not be used are billed, too; requests in flight may cost their most.
+        spent = self._price.of(self._earlier + self._client.counts.usage) + self._reserved
+        if spent + most > self._price.max_cost:
+            raise CostReached
+        self._reserved += most
+        try:
+            return await self._ask(text, key, temperature)
+        except EngineError as failure:
+            raise WriterRefused(str(failure)) from failure
+        finally:
+            self._reserved -= most
+
+    async def _ask(self, text: str, key: str, temperature: float) -> Written:
+        settings = self._client.settings
+        sampling = Sampling(_MAX_REPLY_TOKENS, (), (), key, self._seed)
+        fields = {
+            "temperature": temperature,
+            "max_tokens": _MAX_REPLY_TOKENS,
+            "seed": request_seed(sampling, 0),
+        }
+        body: dict[str, Any] = {
+            "model": settings.served_model,
+            "messages": [{"role": "user", "content": text}],
+            **{name: value for name, value in fields.items() if name not in settings.omit},
+            **settings.extra,
+        }
+        return await self._client.ask(_PATH, body, _read)
 
 
-@asynccontextmanager
-async def open_model_writer(path: Path, seed: int) -> AsyncIterator[ModelWriter]:
-    """Loads a Hugging Face directory; raises ``UserError``."""
-    from forage.config.model_config import ModelConfig
-    from forage.config.placement_config import TorchPlacement
-    from forage.environment.codec import Codec
-    from forage.hardware import has_gpu
-    from forage.rollout.engines.torch.stopping import StopTable
-    from forage.rollout.engines.torch.torch_engine import TorchEngine
-    from forage.training.model import load_sampled, load_tokenizer
-
-    if path.suffix == ".gguf":
-        raise UserError(
-            f"{path} is a GGUF file; convert it with: forage import-gguf {path} --out {path.stem}"
-        )
-    config = ModelConfig(path=str(path), device="cuda" if has_gpu() else "cpu")
-    tokenizer = load_tokenizer(config, "--model")
-    model = load_sampled(config)
-    assert model is not None, "a model without an endpoint is loaded"
-    limit = getattr(model.config, "max_position_embeddings", None) or _MAX_TOKENS
-    if limit < 2 * MAX_REPLY_TOKENS:
-        raise UserError(
-            f"--model {path} reads {limit} tokens; name a model that reads 1,000 or more"
-        )
-    slots = TorchPlacement(num_slots=32, tile_rows=16)
-    limit = min(limit, _MAX_TOKENS)
-    engine = TorchEngine(model, StopTable.of(tokenizer), slots, limit)
-    try:
-        await engine.check()
-        yield ModelWriter(str(path), engine, Codec(tokenizer, (PASSAGE_TAG,)), seed, limit)
-    finally:
-        await engine.close()
+def _read(document: dict[str, Any]) -> Written:
+    """The text of a reply and its tokens; raises ``BadReply``."""
+    return Written(read_chat(document).text, read_usage(document))

@@ -33,7 +33,6 @@ class ChatServer:
     url: str = ""
     prompts: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    dies_after: int | None = None
 
 
 @contextmanager
@@ -115,6 +114,8 @@ class WorldWriter:
         """The titles of the articles that it takes to answer each question."""
 
     def __call__(self, prompt: str) -> str:
+        if "capital of Italy" in prompt:  # the probe
+            return "Rome"
         passages = [block.partition("\n") for block in _BLOCK.findall(prompt)]
         titles = [title for title, _, _ in passages]
         if "Question: ..." in prompt:
@@ -126,7 +127,7 @@ class WorldWriter:
 
     def proposed(self, prompt: str, titles: list[str], texts: list[str]) -> str:
         wanted = re.search(r'The answer is "(.*?)"\.', prompt)
-        if "what is" not in prompt and "instead of" in prompt:
+        if "instead of" in prompt:
             return self._multi_hop(titles)
         if "compares" in prompt:
             return self._comparison(titles)
