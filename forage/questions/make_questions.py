@@ -68,6 +68,11 @@ async def make_questions(
     """
     drawn = sample_passages(store, wanted.seed)
     pools = open_pools(split_passages(drawn, wanted.counts, wanted.seed), wanted.kinds, wanted.seed)
+    if not pools:
+        raise UserError(
+            "the documents have no passage to ask about with the kinds "
+            f"{', '.join(wanted.kinds)}; name others with --kinds, or leave it out"
+        )
     kept = Kept(wanted.counts, wanted.bounds.max_overlap)
     while len(kept.offered) < wanted.most:
         draws = next_round(pools, kept, wanted.most - len(kept.offered))

@@ -44,7 +44,7 @@ _PRONOUN = re.compile(
 _INSTRUCTION = re.compile(
     r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,50}\b(?:instruction|prompt|above|previous|"
     r"prior|rule)|\b(?:you are|act as|pretend to be)\b[^.\n]{0,40}\b(?:assistant|model|ai|bot|"
-    r"writer|reader)\b|^\W*(?:system|assistant)\s*:|\b(?:write|output|print|reply|respond|generate|"
+    r"writer|reader)\b|(?:^|(?<=[.!?]\s))(?:system|assistant)\s*:|\b(?:write|output|print|reply|respond|generate|"
     r"ask|say|answer|return|begin|start)\b[^.\n]{0,60}\b(?:questions?|answers?|prompt|exactly|"
     r"instead)\b|\b(?:new|following) instructions?\b|\blanguage model",
     re.I | re.M,

@@ -183,13 +183,13 @@ def check_text(found: Candidate, draw: Draw, bounds: Bounds) -> Candidate:
     where = texts[-1][0] if draw.kind is Kind.MULTI_HOP else evidence
     question = found.question
     checks = Checks(
-        answer_words=len(words_of(answer)),
+        answer_words=float(len(words_of(answer))),
         supported=float(is_yes_no or is_open or holds_answer(where, found.answers)),
         contains_answer=float(
             draw.kind is not Kind.COMPARISON and contains_answer(question, found.answers)
         ),
         stands_alone=float(stands_alone(question)),
-        instruction_words=num_instruction_words(question, evidence, instructions),
+        instruction_words=float(num_instruction_words(question, evidence, instructions)),
     )
     is_wanted = exact_match(answer, [draw.answer]) if draw.answer else True
     is_wanted = is_wanted and (not is_yes_no or normalize_answer(answer) in _YES_NO)

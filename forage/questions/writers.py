@@ -192,4 +192,6 @@ class EndpointWriter:
 
 def _read(document: dict[str, Any]) -> Written:
     """The text of a reply and its tokens; raises ``BadReply``."""
-    return Written(read_chat(document).text, read_usage(document))
+    choice = read_chat(document)
+    text, _ = choice.text, choice.end  # which refuses a reply that a filter ended
+    return Written(text, read_usage(document))

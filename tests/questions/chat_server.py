@@ -51,7 +51,7 @@ def chat_server(write: Write, **how: Any) -> Iterator[ChatServer]:
                 server.bodies.append(body)
                 status = server.statuses.pop(0) if server.statuses else 200
             if status != 200:
-                self._send(status, {"error": {"message": "no, and the key is sk-secret"}})
+                self._send(status, {"error": {"message": "no"}})
                 return
             text = server.write(prompt)
             self._send(
@@ -81,7 +81,11 @@ def chat_server(write: Write, **how: Any) -> Iterator[ChatServer]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Silent(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that was killed, or has given up, is no news."""
+
+    http = Silent(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=http.serve_forever, daemon=True)
     thread.start()
     server.url = f"http://127.0.0.1:{http.server_port}/v1"
