@@ -221,9 +221,9 @@ def test_a_killed_run_continues_to_the_same_files(world: World, index: Path, tmp
         assert main(command(index, whole, server)) == 0
         num_requests = len(server.prompts)
         writer.delay_s = 0.03
-        run_slowly(command(index, killed, server), 20, killed / "candidates.jsonl")
+        run_slowly(command(index, killed, server), 40, killed / "candidates.jsonl")
         num_done = len((killed / "candidates.jsonl").read_bytes().splitlines())
-        assert 20 < num_done < len(rows(whole / "candidates.jsonl"))
+        assert 40 < num_done < len(rows(whole / "candidates.jsonl"))
         assert not (killed / "train.jsonl").exists()
         with (killed / "candidates.jsonl").open("ab") as file:
             file.write(b'{"id": "half a li')
