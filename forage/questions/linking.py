@@ -8,7 +8,7 @@ passages, so the cost grows with the corpus and not with its square.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ from forage.types import Passage
 _MAX_PASSAGES_OF_NAME = 12
 """A name in more passages says too little about what they have in common."""
 _MAX_TITLE_WORDS = 6
-_MIN_NAME_LETTERS = 3
+_MIN_LETTERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,28 @@ def link(passages: Sequence[Passage], rng: random.Random) -> Links:
     """Links passages of different documents through titles and rare names."""
     titled = _by_title(passages)
     longest = max((len(key.split()) for key in titled), default=0)
-    by_name: dict[str, list[Passage]] = {}
-    pairs: list[Pair] = []
+    mentioned: dict[str, list[Passage]] = {}
+    sharing: dict[str, list[Passage]] = {}
     num_steps = 0
     for passage in passages:
         text, _ = without_instructions(passage.text)
         words = words_of(text)
-        num_steps += len(words)
-        pairs += _mentions(passage, words, titled, longest)
-        for name in dict.fromkeys(names_in(text)):
-            num_steps += 1
-            if len(name) >= _MIN_NAME_LETTERS and " ".join(words_of(name)) not in titled:
-                by_name.setdefault(name, []).append(passage)
-    for name, sharing in by_name.items():
-        if 2 <= len(sharing) <= _MAX_PASSAGES_OF_NAME:
-            num_steps += len(sharing)
-            pairs += _neighbours(name, sharing, rng)
+        names = [name for name in dict.fromkeys(names_in(text)) if len(name) >= _MIN_LETTERS]
+        num_steps += len(words) + len(names)
+        for title in _titles_among(words, titled, longest):
+            mentioned.setdefault(title, []).append(passage)
+        for name in names:
+            if " ".join(words_of(name)) not in titled:
+                sharing.setdefault(name, []).append(passage)
+    pairs: list[Pair] = []
+    for title, found in mentioned.items():
+        if len(found) <= _MAX_PASSAGES_OF_NAME:
+            target = titled[title]
+            pairs += [Pair(one, target, target.title, True) for one in found if _apart(one, target)]
+    for name, found in sharing.items():
+        if len(found) <= _MAX_PASSAGES_OF_NAME:
+            order = rng.sample(found, len(found))
+            pairs += [Pair(*two, name, False) for two in pairwise(order) if _apart(*two)]
     rng.shuffle(pairs)
     return Links(tuple(pairs), num_steps)
 
@@ -70,32 +76,23 @@ def _by_title(passages: Sequence[Passage]) -> dict[str, Passage]:
     ambiguous: set[str] = set()
     for passage in passages:
         key = " ".join(words_of(passage.title))
-        if key and len(key.split()) <= _MAX_TITLE_WORDS:
+        if len(key) >= _MIN_LETTERS and len(key.split()) <= _MAX_TITLE_WORDS:
             first = found.setdefault(key, passage)
-            if document_of(first) != document_of(passage):
+            if _apart(first, passage):
                 ambiguous.add(key)
     return {key: passage for key, passage in found.items() if key not in ambiguous}
 
 
-def _mentions(
-    passage: Passage, words: Sequence[str], titled: Mapping[str, Passage], longest: int
-) -> list[Pair]:
-    """A pair for each title of another document that occurs in the passage's words."""
-    found: dict[str, Pair] = {}
-    for start in range(len(words)):
-        for length in range(1, longest + 1):
-            key = " ".join(words[start : start + length])
-            target = titled.get(key)
-            if target is not None and document_of(target) != document_of(passage):
-                found.setdefault(key, Pair(passage, target, target.title, is_directed=True))
-    return list(found.values())
+def _titles_among(words: Sequence[str], titled: Collection[str], longest: int) -> dict[str, None]:
+    """The titles that occur in the words of a passage, in order (a set's differs per process)."""
+    spans = (
+        " ".join(words[start : start + length])
+        for start in range(len(words))
+        for length in range(1, longest + 1)
+    )
+    return dict.fromkeys(span for span in spans if span in titled)
 
 
-def _neighbours(name: str, sharing: Sequence[Passage], rng: random.Random) -> list[Pair]:
-    """Pairs each passage that names an entity with the next one, in random order."""
-    order = rng.sample(list(sharing), len(sharing))
-    return [
-        Pair(one, other, name, is_directed=False)
-        for one, other in pairwise(order)
-        if document_of(one) != document_of(other)
-    ]
+def _apart(one: Passage, other: Passage) -> bool:
+    """Whether two passages are parts of different documents."""
+    return document_of(one) != document_of(other)

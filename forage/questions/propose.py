@@ -84,8 +84,8 @@ def _sources(
     """What a kind of question can be made from, spread over documents."""
     match kind:
         case Kind.MULTI_HOP:
-            # Titles that are mentioned lead to the best questions; other links follow.
-            found = sorted(pairs, key=lambda pair: not pair.is_directed)
+            # A passage about what both mention gives the best questions, then names of many words.
+            found = sorted(pairs, key=lambda pair: (not pair.is_directed, " " not in pair.bridge))
         case Kind.COMPARISON:
             found = [pair for pair in pairs if not pair.is_directed]
         case Kind.NUMBER | Kind.DATE:

@@ -16,6 +16,12 @@ _NAME = re.compile(
     r"[^\W\d_a-z][\w'’&.-]*(?:[ ](?:(?:of|the|de|von|van|der|la|du|and|&)[ ]){0,2}"
     r"[^\W\d_a-z][\w'’&-]*)*"
 )
+_POSSESSIVE = re.compile(r"['’]s\Z")
+_SENTENCE_START = re.compile(r"(?:\A|[.!?:;\n]|[.!?] )[\s\"'“(]*\Z")
+_DAY_OR_MONTH = re.compile(
+    r"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\Z|(?:Jan|Febr)uary\Z|(?:March|April|May|June|July|"
+    r"August)\Z|(?:Septem|Octo|Novem|Decem)ber\Z"
+)
 _NUMBER = re.compile(r"(?<![\w.,])\d[\d.,]*(?:\s?%|\b)")
 _DATE = re.compile(
     r"\b(?:\d{1,2}\.?\s)?(?:Jan|Febr|March|April|May|June|July|August|Septem|Octo|Novem|Decem)\w*"
@@ -59,15 +65,21 @@ def words_of(text: str) -> list[str]:
 
 
 def names_in(text: str) -> list[str]:
-    """The capitalised spans of a text, without a small word that only begins a sentence."""
-    found: list[str] = []
+    """The capitalised spans of a text, without months and possessive endings.
+
+    A single word that begins a sentence is a name only if it is also capitalised elsewhere.
+    """
+    found: list[tuple[str, bool]] = []
     for match in _NAME.finditer(text):
-        words = match[0].rstrip(".'’-&").split(" ")
+        words = _POSSESSIVE.sub("", match[0]).rstrip(".'’-&").split(" ")
+        is_certain = len(words) > 1 or not _SENTENCE_START.search(text, 0, match.start())
         while words and words[0].lower() in _FUNCTION_WORDS:
             words = words[1:]
-        if words and len(words) <= _MAX_NAME_WORDS and len(name := " ".join(words)) > 1:
-            found.append(name)
-    return found
+        name = " ".join(words)
+        if 0 < len(words) <= _MAX_NAME_WORDS and len(name) > 1 and not _DAY_OR_MONTH.match(name):
+            found.append((name, is_certain))
+    certain = {name for name, is_certain in found if is_certain}
+    return [name for name, _ in found if name in certain]
 
 
 def numbers_in(text: str) -> list[str]:
