@@ -74,6 +74,8 @@ LINE_BUDGETS = {
     "evaluation": 3_110,
     "models": 525,
     "plan": 1_935,
+    # Questions made from a corpus: new.
+    "questions": 1_715,
     "remote": 1_385,
     # Indexes of words without numba: plain_counts.py, and the choice between the two.
     "retrieval": 12_900,

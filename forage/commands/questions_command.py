@@ -43,10 +43,10 @@ LOG = logging.getLogger(__name__)
 INDEX_FOLDER = "index"
 _REPORT_EVERY_S = 10.0
 _FREE = {
-    *("documents", "out", "endpoint", "overrides", "price", "max_cost", "max_candidates"),
-    *("run", "usage", "verbose", "quiet"),
+    *("documents", "out", "price", "max_cost", "max_candidates", "run", "usage"),
+    *("verbose", "quiet", "model", "endpoint", "served_model", "overrides", "seed"),
 }
-"""Arguments that may change when the command is repeated."""
+"""Arguments that may change when the command is repeated, or are part of the writer's settings."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -98,10 +98,10 @@ def run(args: Namespace) -> int:
     config = _config(args)
     if args.max_cost < math.inf and args.price is None:
         raise UserError("--max-cost needs the prices per million tokens: --price INPUT OUTPUT")
-    wanted = _wanted(args)
+    wanted = _wanted(args, config.seed)
     with (
         open_index(_index_of(args.documents, args.out)) as index,
-        CandidateJournal(args.out, _settings(args, index.id)) as journal,
+        CandidateJournal(args.out, _settings(args, config, index.id)) as journal,
     ):
         kept, is_cut = asyncio.run(_make(args, config, wanted, index, journal))
     numbers = write_question_files(args.out, kept, [s for s, n in wanted.counts.items() if n])
@@ -138,14 +138,14 @@ def _config(args: Namespace) -> RunConfig:
     return build_config({"model": model, "seed": args.seed}, "the writer", args.overrides)
 
 
-def _wanted(args: Namespace) -> Wanted:
+def _wanted(args: Namespace, seed: int) -> Wanted:
     from forage.questions.candidate import Kind, Split
     from forage.questions.make_questions import Wanted
     from forage.questions.verify import Bounds
 
     kinds = tuple(map(Kind, dict.fromkeys(args.kinds or Kind)))
     counts = {split: getattr(args, split) for split in Split}
-    return Wanted(counts, kinds, args.seed, args.max_candidates, made_of(args, Bounds))
+    return Wanted(counts, kinds, seed, args.max_candidates, made_of(args, Bounds))
 
 
 def _index_of(documents: Path, out: Path) -> Path:
@@ -165,10 +165,12 @@ def _index_of(documents: Path, out: Path) -> Path:
     return index
 
 
-def _settings(args: Namespace, index: str) -> dict[str, str]:
-    """What the candidates depend on: all options except those in ``_FREE``, and the index."""
+def _settings(args: Namespace, config: RunConfig, index: str) -> dict[str, str]:
+    """What the candidates depend on: index, writer, seed and the options that are not free."""
+    endpoint = config.model.endpoint
+    writer = config.model.path if endpoint is None else endpoint.served_model
     given = {name: str(value) for name, value in vars(args).items() if name not in _FREE}
-    return {"index": index, **given}
+    return {"index": index, "writer": writer, "seed": str(config.seed), **given}
 
 
 async def _make(

@@ -26,6 +26,8 @@ from forage.types import Passage
 
 _MAX_ROUND = 128
 _MIN_ROUND = 8
+_FEW = 32
+"""Candidates that say enough about a writer whose replies cannot be read."""
 _NONE_KEPT_ENDS = 256
 """Candidates after which a run that has kept none ends with an error."""
 _MAX_PASSAGES = 200_000
@@ -147,9 +149,9 @@ async def _play(
 
 def _raise_if_hopeless(kept: Kept) -> None:
     """Ends a run whose writer gives no question lines, or none of whose candidates passes."""
-    if kept.num_kept:
-        return
     number = len(kept.offered)
+    if kept.num_kept or number < _FEW:
+        return
     drops = Counter(one.dropped for one in kept.offered)
     if drops[Drop.UNREADABLE] + drops[Drop.REFUSED] == number:
         drop, _ = drops.most_common(1)[0]

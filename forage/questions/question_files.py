@@ -60,20 +60,19 @@ def statistics_of(
     for one in written:
         for name, number in one.checks.numbers().items():
             values.setdefault(name, []).append(number)
-    kinds: dict[str, dict[str, int]] = {}
-    for one in offered:
-        of_kind = kinds.setdefault(one.kind, {"candidates": 0, "verified": 0})
-        of_kind["candidates"] += 1
-        of_kind["verified" if one.dropped is None else str(one.dropped)] = (
-            of_kind.get("verified" if one.dropped is None else str(one.dropped), 0) + 1
-        )
+    ends = {
+        kind: Counter(str(one.dropped or "verified") for one in offered if one.kind is kind)
+        for kind in dict.fromkeys(one.kind for one in offered)
+    }
+    total = Counter[str]()
+    for counts in ends.values():
+        total += counts
     return {
         "candidates": len(offered),
-        "verified": sum(one.dropped is None for one in offered),
-        "written": {split: len(candidates) for split, candidates in chosen.items()},
-        "dropped": dict(Counter(str(one.dropped) for one in offered if one.dropped).most_common()),
-        "kinds": kinds,
-        "written_kinds": {
+        "verified": total.pop("verified", 0),
+        "dropped": dict(total.most_common()),
+        "kinds": ends,
+        "written": {
             split: dict(Counter(str(one.kind) for one in candidates))
             for split, candidates in chosen.items()
         },

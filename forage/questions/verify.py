@@ -7,7 +7,7 @@ the candidate, and the checks after it, which cost more, are not made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from forage.questions.candidate import (
@@ -49,7 +49,7 @@ Search = Callable[[Sequence[str], int], list[list[Hit]]]
 _TEMPERATURE = 0.7
 _MAX_READ_WORDS = 16
 _YES_NO = ("yes", "no")
-# Somebody who guesses between two answers is often right, and always only by knowing.
+# A guess between two answers is often right; only knowledge is right every time.
 _GUESSABLE = (Kind.YES_NO, Kind.COMPARISON)
 _MOST_GUESSED = 0.75
 
@@ -83,34 +83,29 @@ class Verifier:
         self._bounds = bounds
 
     async def candidate(self, draw: Draw) -> Candidate:
-        """The candidate of a draw with its checks; raises what ``Writer.write`` raises."""
+        """The candidate of a draw with its checks; raises ``CostReached`` and ``UserError``."""
         evidence = tuple(
             Evidence(one.id, document_of(one), text_hash(one.text)) for one in draw.passages
         )
         found = Candidate(draw.id, draw.split, draw.kind, evidence)
-        prompt = writing_prompt(draw.kind, draw.passages, draw.answer, draw.bridge)
         try:
-            written = await self._writer.write(prompt, f"{draw.id}/write", _TEMPERATURE)
+            for step in (self._written, self._searched, self._read, self._recalled):
+                if found.dropped is None:
+                    found = await step(found, draw)
         except WriterRefused as refusal:
-            return replace(found, dropped=Drop.REFUSED, detail=str(refusal))
+            found = replace(found, dropped=Drop.REFUSED, detail=str(refusal))
+        return found
+
+    async def _written(self, found: Candidate, draw: Draw) -> Candidate:
+        """The question that the writer proposes, with the checks of its text."""
+        prompt = writing_prompt(draw.kind, draw.passages, draw.answer, draw.bridge)
+        written = await self._writer.write(prompt, f"{draw.id}/write", _TEMPERATURE)
         found = _with_usage(found, written.usage)
         reply = read_reply(written.text, draw.kind, draw.answer)
         if reply is None:
             return replace(found, dropped=Drop.UNREADABLE, detail=written.text[:200])
         found = replace(found, question=reply.question, answers=(reply.answer,), hops=reply.steps)
-        found = check_text(found, draw, self._bounds)
-        checks: list[Callable[[Candidate, Draw], Awaitable[Candidate]]] = [
-            self._searched,
-            self._read,
-            self._recalled,
-        ]
-        try:
-            for check in checks:
-                if found.dropped is None:
-                    found = await check(found, draw)
-        except WriterRefused as refusal:
-            return replace(found, dropped=Drop.REFUSED, detail=str(refusal))
-        return found
+        return check_text(found, draw, self._bounds)
 
     async def _searched(self, found: Candidate, draw: Draw) -> Candidate:
         """Whether the allowed searches find the evidence, and one search finds too much."""
@@ -135,25 +130,25 @@ class Verifier:
         return replace(found, checks=checks, dropped=dropped)
 
     async def _read(self, found: Candidate, draw: Draw) -> Candidate:
-        """How many samples of the reader agree with the answer."""
+        """The share of samples that give the answer from the evidence."""
         passages: Sequence[Passage] = draw.passages
         if draw.kind is Kind.UNANSWERABLE:  # nothing that search finds may answer it either
             hits_K = self._search([found.question], self._bounds.topk)[0]
             passages = [*passages, *(hit.passage for hit in hits_K)]
-        found, replies = await self._sampled(
-            found, reading_prompt(found.question, passages), "read"
-        )
-        share = _share_that(replies, lambda reply: agrees(reply, found))
-        dropped = None if share >= self._bounds.min_reader else Drop.READER
-        checks = replace(found.checks, reader=share)
-        return replace(found, checks=checks, dropped=dropped, detail=replies[0] if dropped else "")
+        prompt = reading_prompt(found.question, passages)
+        found, replies = await self._sampled(found, prompt, "read")
+        share = sum(agrees(reply, found) for reply in replies) / len(replies)
+        found = replace(found, checks=replace(found.checks, reader=share))
+        if share >= self._bounds.min_reader:
+            return found
+        return replace(found, dropped=Drop.READER, detail=" | ".join(dict.fromkeys(replies))[:200])
 
     async def _recalled(self, found: Candidate, draw: Draw) -> Candidate:
-        """How many samples know the answer without the evidence."""
+        """The share of samples that know the answer without the evidence."""
         if draw.kind is Kind.UNANSWERABLE:
             return found
         found, replies = await self._sampled(found, closed_book_prompt(found.question), "recall")
-        share = _share_that(replies, lambda reply: agrees(reply, found))
+        share = sum(agrees(reply, found) for reply in replies) / len(replies)
         most = self._bounds.max_closed_book
         if draw.kind in _GUESSABLE:
             most = max(most, _MOST_GUESSED)
@@ -211,10 +206,6 @@ def agrees(reply: str, found: Candidate) -> bool:
     if is_unknown(reply) or len(words_of(reply)) > _MAX_READ_WORDS:
         return False
     return cover_match(reply, found.answers)
-
-
-def _share_that(replies: Sequence[str], is_true: Callable[[str], bool]) -> float:
-    return sum(map(is_true, replies)) / len(replies)
 
 
 def _with_usage(found: Candidate, usage: Usage) -> Candidate:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from forage.config.run_config import RunConfig, with_overrides
 from forage.environment.codec import Codec
 from forage.environment.prompt import fill
-from forage.errors import UserError
 from forage.questions.question_prompts import PASSAGE_TAG, Prompt
 from forage.remote.openai_replies import Usage, read_chat, read_usage
 from forage.rollout.engines.completions_engine import request_seed
@@ -23,7 +22,6 @@ from forage.rollout.engines.endpoint_client import EndpointClient
 from forage.types import EngineError, Generate, Sampling
 
 _MAX_REPLY_TOKENS = 256
-_MIN_CONTEXT = 1024
 _PATH = "/chat/completions"
 _PROBE = Prompt("Answer with one word: which city is the capital of Italy?", {})
 _CONTINUES = "it continues where it stopped"
@@ -101,11 +99,6 @@ async def _open_model(config: RunConfig) -> AsyncIterator[Writer]:
     assert model is not None, "a model without an endpoint is loaded"
     most = config.environment.max_tokens
     limit = min(getattr(model.config, "max_position_embeddings", None) or most, most)
-    if limit < _MIN_CONTEXT:
-        raise UserError(
-            f"model.path is {config.model.path}, which reads {limit} tokens; questions need a "
-            f"model that reads {_MIN_CONTEXT}"
-        )
     config = with_overrides(config, [f"environment.max_tokens={limit}"])
     async with open_engine(config, tokenizer, model) as engine:
         yield ModelWriter(engine, Codec(tokenizer, (PASSAGE_TAG,)), config.seed, limit)

@@ -106,7 +106,11 @@ def test_the_files_are_ordinary_questions_with_gold_passages(
             assert gold in {hit.passage.id for found in hits for hit in found}
     assert multi_hop
     statistics = json.loads((tmp_path / "statistics.json").read_text())
-    assert statistics["written"] == {"train": 24, "dev": 6, "test": 6}
+    assert {s: sum(n.values()) for s, n in statistics["written"].items()} == {
+        "train": 24,
+        "dev": 6,
+        "test": 6,
+    }
     lines = rows(tmp_path / "candidates.jsonl")
     assert statistics["candidates"] == len(lines) - 1
     assert sum(statistics["dropped"].values()) + statistics["verified"] == len(lines) - 1
@@ -248,6 +252,26 @@ def test_repeating_a_finished_command_asks_nothing_and_other_settings_are_refuse
         capsys.readouterr()
         assert main(command(index, tmp_path, server, "--seed 5")) == 2
     assert "seed: 0 then, 5 now" in capsys.readouterr().err
+
+
+def test_a_folder_of_files_becomes_an_index_and_a_repeated_command_continues(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "docs").mkdir()
+    for passage in world.passages[:80]:
+        (tmp_path / "docs" / f"{passage.title}.txt").write_text(passage.text)
+    with chat_server(WorldWriter(world)) as server:
+        argv = command(tmp_path / "docs", tmp_path / "q", server)
+        assert main(argv) == 0
+        num_prompts = len(server.prompts)
+        assert main(argv) == 0
+        assert len(server.prompts) == num_prompts + 1  # the probe
+        row = rows(tmp_path / "q" / "train.jsonl")[0]
+        assert row["evidence"][0]["document"].endswith(".txt")
+        assert row["evidence"][0]["passage_id"] == row["evidence"][0]["document"] + "#1"
+        (tmp_path / "docs" / "new.txt").write_text("Bel Ard was a potter.")
+        assert main(argv) == 2
+    assert "candidates of another run (index: " in capsys.readouterr().err
 
 
 def test_the_cost_stays_below_the_limit_and_a_higher_one_continues(
