@@ -39,8 +39,9 @@ _TASKS = {
     "describe it as in step 1.",
 }
 _RULES = (
-    "Name the people, places and things that the question is about: its reader does not see the "
-    "passage. The question must not contain its answer. "
+    "Name the people, places and things that the question is about, because its reader does not "
+    'see the passage: not "Where was she born?" but "Where was Marie Curie born?". The question '
+    "must not contain its answer. "
 )
 _WANTED = 'The answer is "{answer}". '
 _SHORT = "The answer is a few words, copied from the passage. "
@@ -67,10 +68,14 @@ _MAX_CHARACTERS = 400
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Our text, with a ``{slot}`` for each of the untrusted ``fillings``."""
+    """Our text, with a ``{slot}`` for each of the untrusted ``fillings``.
+
+    A local model continues ``opening``, which a weak one would not write.
+    """
 
     template: str
     fillings: Mapping[str, str]
+    opening: str = ""
 
     def as_text(self) -> str:
         """The prompt for a server, whose tokenizer is unknown."""
@@ -80,7 +85,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Proposal:
     """What the writer wrote; ``steps`` are the two simpler questions of a multi-hop question."""
 
     question: str
@@ -102,7 +107,8 @@ def writing_prompt(kind: Kind, passages: Sequence[Passage], answer: str, bridge:
     lines = (_STEPS if kind is Kind.MULTI_HOP else "") + _LINES
     if kind is Kind.UNANSWERABLE:
         lines = f"Question: ...\nAnswer: {NOTHING}\n"
-    return Prompt(f"{_DATA}{blocks}{task}Reply with these lines only:\n{lines}", fillings)
+    template = f"{_DATA}{blocks}{task}Reply with these lines only:\n{lines}"
+    return Prompt(template, fillings, lines.partition(" ...")[0])
 
 
 def reading_prompt(question: str, passages: Sequence[Passage]) -> Prompt:
@@ -123,7 +129,7 @@ def shown_text(passage: Passage) -> str:
     return f"{passage.title}\n{text}" if passage.title else text
 
 
-def read_reply(text: str, kind: Kind, wanted: str = "") -> Reply | None:
+def read_reply(text: str, kind: Kind, wanted: str = "") -> Proposal | None:
     """The first of each requested line; None if one is missing.
 
     A writer that was given the answer (``wanted``) need not repeat it.
@@ -135,7 +141,7 @@ def read_reply(text: str, kind: Kind, wanted: str = "") -> Reply | None:
     answer = NOTHING if kind is Kind.UNANSWERABLE else found.get("answer", wanted)
     steps = tuple(found[name] for name in ("step 1", "step 2") if name in found)
     is_whole = "question" in found and answer and (kind is not Kind.MULTI_HOP or len(steps) == 2)
-    return Reply(found["question"], answer, steps) if is_whole else None
+    return Proposal(found["question"], answer, steps) if is_whole else None
 
 
 def read_answer(text: str) -> str:

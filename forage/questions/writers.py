@@ -52,7 +52,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriterReply:
     """A reply, and the tokens it took."""
 
     text: str
@@ -62,7 +62,7 @@ class Written:
 class Writer(Protocol):
     """A model that answers prompts."""
 
-    async def write(self, prompt: Prompt, key: str, temperature: float) -> Written:
+    async def write(self, prompt: Prompt, key: str, temperature: float) -> WriterReply:
         """``key`` is unique to the request: with the run's seed it decides what is sampled.
 
         Raises ``WriterRefused``, ``CostReached``, or ``UserError`` if no prompt can succeed.
@@ -113,8 +113,9 @@ class ModelWriter:
         self._seed = seed
         self._max_tokens = max_tokens
 
-    async def write(self, prompt: Prompt, key: str, temperature: float) -> Written:
+    async def write(self, prompt: Prompt, key: str, temperature: float) -> WriterReply:
         ids = fill(prompt.template, prompt.fillings, self._codec)
+        ids += self._codec.encode_trusted(prompt.opening)
         if len(ids) + _MAX_REPLY_TOKENS > self._max_tokens:
             raise WriterRefused(f"a prompt of {len(ids)} tokens is too long")
         # A model without a chat format continues the text: an empty line ends its reply.
@@ -130,7 +131,7 @@ class ModelWriter:
             self._engine.release(key)
         kept = [i for i in completion.token_ids_T if not self._codec.is_added(i)]
         usage = Usage(len(ids), 0, len(completion.token_ids_T), 0)
-        return Written(self._codec.decode(kept), usage)
+        return WriterReply(prompt.opening + self._codec.decode(kept), usage)
 
 
 class EndpointWriter:
@@ -150,7 +151,7 @@ class EndpointWriter:
         except EngineError as failure:
             raise await self._client.explain(failure) from failure
 
-    async def write(self, prompt: Prompt, key: str, temperature: float) -> Written:
+    async def write(self, prompt: Prompt, key: str, temperature: float) -> WriterReply:
         text = prompt.as_text()
         num_tokens = len(text.encode()) // _BYTES_PER_TOKEN + _CHAT_FORMAT_TOKENS
         most = self._price.of(Usage(num_tokens, 0, _MAX_REPLY_TOKENS, 0))
@@ -166,7 +167,7 @@ class EndpointWriter:
         finally:
             self._reserved -= most
 
-    async def _ask(self, text: str, key: str, temperature: float) -> Written:
+    async def _ask(self, text: str, key: str, temperature: float) -> WriterReply:
         settings = self._client.settings
         sampling = Sampling(_MAX_REPLY_TOKENS, (), (), key, self._seed)
         fields = {
@@ -183,8 +184,8 @@ class EndpointWriter:
         return await self._client.ask(_PATH, body, _read)
 
 
-def _read(document: dict[str, Any]) -> Written:
+def _read(document: dict[str, Any]) -> WriterReply:
     """The text of a reply and its tokens; raises ``BadReply``."""
     choice = read_chat(document)
     text, _ = choice.text, choice.end  # which refuses a reply that a filter ended
-    return Written(text, read_usage(document))
+    return WriterReply(text, read_usage(document))
