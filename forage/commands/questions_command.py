@@ -180,7 +180,8 @@ async def _make(
     from forage.questions.verify import Verifier
     from forage.questions.writers import Price, open_writer
 
-    price = Price(*(args.price or (0.0, 0.0)), args.max_cost)
+    prompt, completion = args.price or (0.0, 0.0)
+    price = Price(prompt, completion, args.max_cost)
     num_asked = sum(wanted.counts.values())
     async with open_writer(config, price, journal.usage) as writer:
         verifier = Verifier(writer, index.search, wanted.bounds)

@@ -94,5 +94,5 @@ def _titles_among(words: Sequence[str], titled: Collection[str], longest: int) -
 
 
 def _apart(one: Passage, other: Passage) -> bool:
-    """Whether two passages are parts of different documents."""
-    return document_of(one) != document_of(other)
+    """Whether two passages are parts of different documents, which are no copies."""
+    return document_of(one) != document_of(other) and one.text != other.text

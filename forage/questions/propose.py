@@ -7,6 +7,7 @@ seed. A pool takes one passage of each document before it takes the second of an
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,27 +83,26 @@ def _sources(
     kind: Kind, passages: Sequence[Passage], pairs: Sequence[Pair], rng: random.Random
 ) -> list[Source]:
     """What a kind of question can be made from, spread over documents."""
-    match kind:
-        case Kind.MULTI_HOP:
-            # A passage about what both mention gives the best questions, then names of many words.
-            found = sorted(pairs, key=lambda pair: (not pair.is_directed, " " not in pair.bridge))
-        case Kind.COMPARISON:
-            found = [pair for pair in pairs if not pair.is_directed]
-        case Kind.NUMBER | Kind.DATE:
-            usable = [one for one in passages if answers_in(one, kind)]
-            return [((one,), "") for one in _spread(usable, rng)]
-        case _:
-            return [((one,), "") for one in _spread(passages, rng)]
-    return [((pair.first, pair.second), pair.bridge) for pair in found]
+    if kind in (Kind.MULTI_HOP, Kind.COMPARISON):
+        # A passage about what both mention gives the best questions, then names of many words.
+        best = sorted(pairs, key=lambda pair: (not pair.is_directed, " " not in pair.bridge))
+        usable = [each for each in best if kind is Kind.MULTI_HOP or not each.is_directed]
+        return _spread([((each.first, each.second), each.bridge) for each in usable])
+    found = rng.sample(list(passages), len(passages))
+    if kind in (Kind.NUMBER, Kind.DATE):
+        found = [one for one in found if answers_in(one, kind)]
+    return _spread([((one,), "") for one in found])
 
 
-def _spread(passages: Sequence[Passage], rng: random.Random) -> list[Passage]:
-    """One passage of each document, then the second ones, and so on, in random order."""
-    by_document: dict[str, list[Passage]] = {}
-    for passage in rng.sample(list(passages), len(passages)):
-        by_document.setdefault(document_of(passage), []).append(passage)
-    ranked = [(rank, one) for group in by_document.values() for rank, one in enumerate(group)]
-    return [one for _, one in sorted(ranked, key=lambda each: each[0])]
+def _spread(sources: Sequence[Source]) -> list[Source]:
+    """The first source of each document, then the second ones, and so on."""
+    num_of: Counter[str] = Counter()
+    ranked: list[tuple[int, Source]] = []
+    for source in sources:
+        document = document_of(source[0][0])
+        ranked.append((num_of[document], source))
+        num_of[document] += 1
+    return [source for _, source in sorted(ranked, key=lambda each: each[0])]
 
 
 def _draws(

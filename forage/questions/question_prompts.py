@@ -39,9 +39,8 @@ _TASKS = {
     "describe it as in step 1.",
 }
 _RULES = (
-    "Name the people, places and things that the question is about, because its reader does not "
-    'see the passage: not "Where was she born?" but "Where was Marie Curie born?". The question '
-    "must not contain its answer. "
+    "Name the people, places and things that the question is about: its reader does not see the "
+    "passage. The question must not contain its answer. "
 )
 _WANTED = 'The answer is "{answer}". '
 _SHORT = "The answer is a few words, copied from the passage. "

