@@ -50,8 +50,7 @@ _FREE = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    from forage.questions.candidate import Kind
-    from forage.questions.verify import Bounds
+    from forage.questions.candidate import Bounds, Kind
 
     add, bounds = parser.add_argument, Bounds()
     text = "a folder or file of documents, a corpus of JSON lines, or an index"
@@ -139,9 +138,8 @@ def _config(args: Namespace) -> RunConfig:
 
 
 def _wanted(args: Namespace, seed: int) -> Wanted:
-    from forage.questions.candidate import Kind, Split
+    from forage.questions.candidate import Bounds, Kind, Split
     from forage.questions.make_questions import Wanted
-    from forage.questions.verify import Bounds
 
     kinds = tuple(map(Kind, dict.fromkeys(args.kinds or Kind)))
     counts = {split: getattr(args, split) for split in Split}

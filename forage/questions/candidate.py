@@ -102,6 +102,26 @@ class Checks:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a question must reach to be kept."""
+
+    topk: int = 5
+    """Hits of a search."""
+    max_searches: int = 3
+    """Searches that may be needed to find the evidence."""
+    num_samples: int = 4
+    """Samples of the reader, with the evidence and without."""
+    min_reader: float = 0.75
+    """The smallest share of samples that must answer from the evidence."""
+    max_closed_book: float = 0.5
+    """The largest share of samples that may know the answer without it."""
+    max_answer_words: int = 8
+    """The longest answer."""
+    max_overlap: float = 0.6
+    """The largest overlap with another question."""
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A question that was proposed; ``dropped`` is None if it passed every check so far.
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 from forage.data.corpus_store import CorpusStore
 from forage.errors import UserError
-from forage.questions.candidate import Candidate, Drop, Kind, Split
+from forage.questions.candidate import Bounds, Candidate, Drop, Kind, Split
 from forage.questions.candidate_journal import CandidateJournal
 from forage.questions.document_splits import split_passages
 from forage.questions.propose import Draw, open_pools
 from forage.questions.quotas import Kept
-from forage.questions.verify import Bounds, Verifier
+from forage.questions.verify import Verifier
 from forage.questions.writers import CostReached
 from forage.types import Passage
 

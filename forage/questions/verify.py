@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from forage.questions.candidate import (
+    Bounds,
     Candidate,
     Checks,
     Drop,
@@ -52,26 +53,6 @@ _YES_NO = ("yes", "no")
 # A guess between two answers is often right; only knowledge is right every time.
 _GUESSABLE = (Kind.YES_NO, Kind.COMPARISON)
 _MOST_GUESSED = 0.75
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a question must reach to be kept."""
-
-    topk: int = 5
-    """Hits of a search."""
-    max_searches: int = 3
-    """Searches that may be needed to find the evidence."""
-    num_samples: int = 4
-    """Samples of the reader, with the evidence and without."""
-    min_reader: float = 0.75
-    """The smallest share of samples that must answer from the evidence."""
-    max_closed_book: float = 0.5
-    """The largest share of samples that may know the answer without it."""
-    max_answer_words: int = 8
-    """The longest answer."""
-    max_overlap: float = 0.6
-    """The largest overlap with another question."""
 
 
 class Verifier:
