@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from forage.rewards.answers import holds_answer, normalize_answer
 
 _WORD = re.compile(r"[^\W_]+")
-# A name: capitalised words, joined by small words that names contain ("Bank of England").
+# A name: capitalised words, also short and with a full stop ("St. Louis"), joined by small words
+# that names contain ("Bank of England").
+_CAPITALISED = r"[^\W\d_a-z](?:\w{0,2}\.(?=[ ])|[\w'’&-]*)"
 _NAME = re.compile(
-    r"[^\W\d_a-z][\w'’&.-]*(?:[ ](?:(?:of|the|de|von|van|der|la|du|and|&)[ ]){0,2}"
-    r"[^\W\d_a-z][\w'’&-]*)*"
+    rf"{_CAPITALISED}(?:[ ](?:(?:of|the|de|von|van|der|la|du|and|&)[ ]){{0,2}}{_CAPITALISED})*"
 )
 _POSSESSIVE = re.compile(r"['’]s\Z")
 _SENTENCE_START = re.compile(r"(?:\A|[.!?:;\n]|[.!?] )[\s\"'“(]*\Z")
@@ -75,6 +76,8 @@ def names_in(text: str) -> list[str]:
         is_certain = len(words) > 1 or not _SENTENCE_START.search(text, 0, match.start())
         while words and words[0].lower() in _FUNCTION_WORDS:
             words = words[1:]
+        while words and words[-1].lower() in _FUNCTION_WORDS:
+            words = words[:-1]
         name = " ".join(words)
         if 0 < len(words) <= _MAX_NAME_WORDS and len(name) > 1 and not _DAY_OR_MONTH.match(name):
             found.append((name, is_certain))

@@ -60,6 +60,14 @@ def test_spans_are_found_as_written():
     assert numbers_in(text) == ["1,200", "5 %"]
 
 
+def test_a_name_ends_with_its_sentence():
+    text = (
+        "He left New Mexico. The town of St. Louis, in the United States. In Torgan, J. K. Ard ate."
+    )
+    found = ["New Mexico", "St. Louis", "United States", "Torgan", "J. K. Ard"]
+    assert names_in(text) == found
+
+
 def test_a_word_that_only_begins_a_sentence_is_no_name():
     assert names_in("Among them was Torgan's mayor. Education was free. Kal ate. So did Kal.") == [
         *("Torgan", "Kal", "Kal"),
