@@ -97,6 +97,8 @@ def run(args: Namespace) -> int:
     config = _config(args)
     if args.max_cost < math.inf and args.price is None:
         raise UserError("--max-cost needs the prices per million tokens: --price INPUT OUTPUT")
+    if args.price and config.model.endpoint is None:
+        raise UserError("--price is for an endpoint; a model in this process costs nothing")
     wanted = _wanted(args, config.seed)
     with (
         open_index(_index_of(args.documents, args.out)) as index,
@@ -154,6 +156,11 @@ def _index_of(documents: Path, out: Path) -> Path:
 
     if (documents / MANIFEST_FILE).is_file():
         return documents
+    if documents.is_dir() and out.resolve().is_relative_to(documents.resolve()):
+        raise UserError(
+            f"--out {out} is inside the documents in {documents}, so the next run would read what "
+            "this one writes; choose a directory outside"
+        )
     index = out / INDEX_FOLDER
     # An unchanged corpus gives the same index, so a repeated command continues.
     out.mkdir(parents=True, exist_ok=True)

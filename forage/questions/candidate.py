@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from hashlib import sha256
 
+from forage.errors import UserError
 from forage.types import Passage, Question
 
 NOTHING = "nothing found"
@@ -119,6 +120,12 @@ class Bounds:
     """The longest answer."""
     max_overlap: float = 0.6
     """The largest overlap with another question."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_reader", "max_closed_book", "max_overlap"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} is {share:g}, but it is a share: 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)

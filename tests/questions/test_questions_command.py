@@ -297,6 +297,7 @@ def test_the_cost_stays_below_the_limit_and_a_higher_one_continues(
         ({"statuses": [200] + [403] * 99}, "", "has stopped answering.*it continues where it"),
         ({"finish": "content_filter"}, "", "does not answer.*content_filter"),
         ({}, "--max-cost 1", "--max-cost needs the prices"),
+        ({}, "--min-reader 75", "--min-reader is 75, but it is a share"),
         ({}, "--train 0 --dev 0 --test 0", "no questions were asked for"),
         ({}, "--kinds number", "no passage to ask about with the kinds number"),
     ],
@@ -362,11 +363,24 @@ def test_documents_that_give_no_questions_are_one_message(
     assert not [prompt for prompt in server.prompts if "<passage>" in prompt]
 
 
+def test_questions_are_not_written_among_the_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The next run would have read them."""
+    (tmp_path / "a.txt").write_text("Bel Ard was a potter.")
+    argv = f"questions {tmp_path} --out {tmp_path}/q --endpoint http://127.0.0.1:9/v1"
+    assert main([*argv.split(), "--served-model", "tester"]) == 2
+    assert "is inside the documents" in capsys.readouterr().err
+    assert not (tmp_path / "q").exists()
+
+
 def test_the_writer_must_be_named_once(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     argv = ["questions", str(tmp_path), "--out", str(tmp_path / "q")]
     assert main(argv) == 2
     assert "name the model that writes" in capsys.readouterr().err
     assert main([*argv, "--model", "m", "--endpoint", "http://a", "--served-model", "n"]) == 2
     assert "leave one of them out" in capsys.readouterr().err
+    assert main([*argv, "--model", "m", "--price", "1", "2"]) == 2
+    assert "--price is for an endpoint" in capsys.readouterr().err
     assert main([*argv, "--endpoint", "ftp://a", "--served-model", "n"]) == 2
     assert "model.endpoint.url" in capsys.readouterr().err
