@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from forage.config.run_config import RunConfig, with_overrides
+from forage.data.corpus import replace_surrogates
 from forage.environment.codec import Codec
 from forage.environment.prompt import fill
 from forage.questions.question_prompts import PASSAGE_TAG, Prompt
@@ -188,4 +189,4 @@ def _read(document: dict[str, Any]) -> WriterReply:
     """The text of a reply and its tokens; raises ``BadReply``."""
     choice = read_chat(document)
     text, _ = choice.text, choice.end  # which refuses a reply that a filter ended
-    return WriterReply(text, read_usage(document))
+    return WriterReply(replace_surrogates(text), read_usage(document))

@@ -93,6 +93,14 @@ def test_a_refused_prompt_concerns_one_candidate_and_a_failing_server_is_asked_a
         assert "seed" not in server.bodies[0]
 
 
+def test_a_reply_with_half_a_character_can_be_written_and_read_back():
+    """JSON can carry one; the journal could not be read when the command was repeated."""
+    with chat_server(lambda _: "Bel \ud83d Ard") as server:
+        replies = ask(server.url, Price(), Usage(), 1)
+    assert isinstance(replies[0], WriterReply)
+    assert replies[0].text == "Bel \ufffd Ard"
+
+
 def test_the_command_samples_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """An untrained model writes no question: the message says which checks its text failed."""
     save_model(tiny_model(max_tokens=2048), tiny_tokenizer(), tmp_path / "model")
