@@ -181,18 +181,22 @@ def _settings(args: Namespace, config: RunConfig, index: str) -> dict[str, str]:
 async def _make(
     args: Namespace, config: RunConfig, wanted: Wanted, index: Index, journal: CandidateJournal
 ) -> tuple[Kept, bool]:
-    from forage.questions.make_questions import make_questions
+    from forage.questions.make_questions import make_questions, open_draws
     from forage.questions.verify import Verifier
     from forage.questions.writers import Price, open_writer
 
     prompt, completion = args.price or (0.0, 0.0)
     price = Price(prompt, completion, args.max_cost)
     num_asked = sum(wanted.counts.values())
+    pools = open_draws(index.store, wanted)  # before the writer, which may take minutes to load
     async with open_writer(config, price, journal.usage) as writer:
         verifier = Verifier(writer, index.search, wanted.bounds)
         with progress_bar("Verified questions", num_asked) as bar:
             watch = Watch(bar, price, journal, num_asked)
-            return await make_questions(index.store, wanted, verifier, journal, watch.show)
+            try:
+                return await make_questions(pools, wanted, verifier, journal, watch.show)
+            finally:
+                journal.settle(writer.usage)
 
 
 class Watch:

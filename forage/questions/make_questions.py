@@ -53,12 +53,25 @@ class Wanted:
         return self.max_candidates or 10 * sum(self.counts.values()) + _NONE_KEPT_ENDS
 
 
+Pools = dict[tuple[Split, Kind], Iterator[Draw]]
 Report = Callable[[Kept], None]
 """Called after each candidate, and after each round."""
 
 
+def open_draws(store: CorpusStore, wanted: Wanted) -> Pools:
+    """What questions can be made from; raises ``UserError`` if there is nothing."""
+    passages = split_passages(sample_passages(store, wanted.seed), wanted.counts, wanted.seed)
+    pools = open_pools(passages, wanted.kinds, wanted.seed)
+    if not pools:
+        raise UserError(
+            "the documents have no passage to ask about with the kinds "
+            f"{', '.join(wanted.kinds)}; name others with --kinds, or leave it out"
+        )
+    return pools
+
+
 async def make_questions(
-    store: CorpusStore,
+    pools: Pools,
     wanted: Wanted,
     verifier: Verifier,
     journal: CandidateJournal,
@@ -68,13 +81,6 @@ async def make_questions(
 
     Raises ``UserError`` if the writer cannot write, or no candidate passes.
     """
-    drawn = sample_passages(store, wanted.seed)
-    pools = open_pools(split_passages(drawn, wanted.counts, wanted.seed), wanted.kinds, wanted.seed)
-    if not pools:
-        raise UserError(
-            "the documents have no passage to ask about with the kinds "
-            f"{', '.join(wanted.kinds)}; name others with --kinds, or leave it out"
-        )
     kept = Kept(wanted.counts, wanted.bounds.max_overlap)
     while len(kept.offered) < wanted.most:
         draws = next_round(pools, kept, wanted.most - len(kept.offered))
@@ -91,9 +97,7 @@ async def make_questions(
     return kept, False
 
 
-def next_round(
-    pools: dict[tuple[Split, Kind], Iterator[Draw]], kept: Kept, most: int
-) -> list[Draw]:
+def next_round(pools: Pools, kept: Kept, most: int) -> list[Draw]:
     """The next draws: twice what is missing of each kind, in turn; exhausted pools are removed."""
     draws: list[Draw] = []
     while not draws and (missing := kept.missing(pools)):

@@ -63,8 +63,13 @@ class WriterReply:
 class Writer(Protocol):
     """A model that answers prompts."""
 
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all its requests that are paid for, ``earlier`` ones included."""
+        ...
+
     async def write(self, prompt: Prompt, key: str, temperature: float) -> WriterReply:
-        """``key`` is unique to the request: with the run's seed it decides what is sampled.
+        """Answers a prompt; ``key`` is unique to the request, and seeds it with the run's seed.
 
         Raises ``WriterRefused``, ``CostReached``, or ``UserError`` if no prompt can succeed.
         """
@@ -113,6 +118,7 @@ class ModelWriter:
         self._codec = codec
         self._seed = seed
         self._max_tokens = max_tokens
+        self.usage = Usage()
 
     async def write(self, prompt: Prompt, key: str, temperature: float) -> WriterReply:
         ids = fill(prompt.template, prompt.fillings, self._codec)
@@ -145,6 +151,10 @@ class EndpointWriter:
         self._earlier = earlier
         self._reserved = 0.0
 
+    @property
+    def usage(self) -> Usage:
+        return self._earlier + self._client.counts.usage
+
     async def check(self) -> None:
         """Requests a short reply; raises ``UserError`` if that fails."""
         try:
@@ -157,7 +167,7 @@ class EndpointWriter:
         num_tokens = len(text.encode()) // _BYTES_PER_TOKEN + _CHAT_FORMAT_TOKENS
         most = self._price.of(Usage(num_tokens, 0, _MAX_REPLY_TOKENS, 0))
         # Replies that could not be used are billed, too; requests in flight may cost their most.
-        spent = self._price.of(self._earlier + self._client.counts.usage) + self._reserved
+        spent = self._price.of(self.usage) + self._reserved
         if spent + most > self._price.max_cost:
             raise CostReached
         self._reserved += most

@@ -286,8 +286,22 @@ def test_the_cost_stays_below_the_limit_and_a_higher_one_continues(
         assert 0.02 < spent(server) <= 0.05
         said = capsys.readouterr().err
         assert re.search(r"--max-cost 0.05 is reached after \d+ candidates; \d+ of 36", said)
+        for _ in range(3):  # the requests of candidates that did not end were paid for, too
+            assert main(cheap) == 2
+        num_probes = 3
+        assert spent(server) <= 0.05 + num_probes * 13 * 1e-5
         assert main(command(index, tmp_path, server, "--price 10 0 --max-cost 9")) == 0
     assert len(written(tmp_path)) == 36
+
+
+def test_a_run_without_candidates_binds_no_settings(
+    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A wrong address was corrected together with a count, which was then refused."""
+    with chat_server(lambda _: "Rome", statuses=[401] * 99) as server:
+        assert main(command(index, tmp_path, server)) == 2
+        assert main(command(index, tmp_path, server, "--seed 5")) == 2
+    assert "candidates of another run" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
