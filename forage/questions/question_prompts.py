@@ -1,8 +1,8 @@
 """What the writer and the reader are asked, and how their replies are read.
 
 Passages and questions are untrusted: they fill slots of fixed templates, inside a block that they
-cannot close (``environment.prompt.fill`` for a local model, ``as_text`` for an endpoint). A trained
-question writer needs another ``writing_prompt`` and nothing else.
+cannot close (``environment.prompt.fill`` for a local model, ``as_text`` for an endpoint).
+A trained question writer learns these prompts (``lessons.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from forage.questions.candidate import NOTHING, Kind
 from forage.types import Passage
 
 PASSAGE_TAG = "passage"
+UNKNOWN = "unknown"
+"""What a reader writes if the text does not answer the question, as its prompt says."""
 MAX_SHOWN_WORDS = 400
 """Longer passages are truncated for the writer, the reader and the checks alike."""
 

@@ -22,7 +22,7 @@ from forage.rollout.engines.completions_engine import request_seed
 from forage.rollout.engines.endpoint_client import EndpointClient
 from forage.types import EngineError, Generate, Sampling
 
-_MAX_REPLY_TOKENS = 256
+MAX_REPLY_TOKENS = 256
 _PATH = "/chat/completions"
 _PROBE = Prompt("Answer with one word: which city is the capital of Italy?", {})
 _CONTINUES = "it continues where it stopped"
@@ -110,6 +110,12 @@ async def _open_model(config: RunConfig) -> AsyncIterator[Writer]:
         yield ModelWriter(engine, Codec(tokenizer, (PASSAGE_TAG,)), config.seed, limit)
 
 
+def encode(prompt: Prompt, codec: Codec) -> list[int]:
+    """The prompt in the model's chat format, with the opening of the reply."""
+    ids = fill(prompt.template, prompt.fillings, codec)
+    return ids + codec.encode_trusted(prompt.opening)
+
+
 class ModelWriter:
     """Samples a model in this process, through its chat format if it has one."""
 
@@ -121,14 +127,13 @@ class ModelWriter:
         self.usage = Usage()
 
     async def write(self, prompt: Prompt, key: str, temperature: float) -> WriterReply:
-        ids = fill(prompt.template, prompt.fillings, self._codec)
-        ids += self._codec.encode_trusted(prompt.opening)
-        if len(ids) + _MAX_REPLY_TOKENS > self._max_tokens:
+        ids = encode(prompt, self._codec)
+        if len(ids) + MAX_REPLY_TOKENS > self._max_tokens:
             raise WriterRefused(f"a prompt of {len(ids)} tokens is too long")
         # A model without a chat format continues the text: an empty line ends its reply.
         stop = () if self._codec.tokenizer.chat_template else ("\n\n",)
         sampling = Sampling(
-            *(_MAX_REPLY_TOKENS, stop, self._codec.eos_ids, key, self._seed, temperature)
+            *(MAX_REPLY_TOKENS, stop, self._codec.eos_ids, key, self._seed, temperature)
         )
         try:
             completion = await self._engine.generate(ids, sampling)
@@ -165,7 +170,7 @@ class EndpointWriter:
     async def write(self, prompt: Prompt, key: str, temperature: float) -> WriterReply:
         text = prompt.as_text()
         num_tokens = len(text.encode()) // _BYTES_PER_TOKEN + _CHAT_FORMAT_TOKENS
-        most = self._price.of(Usage(num_tokens, 0, _MAX_REPLY_TOKENS, 0))
+        most = self._price.of(Usage(num_tokens, 0, MAX_REPLY_TOKENS, 0))
         # Replies that could not be used are billed, too; requests in flight may cost their most.
         spent = self._price.of(self.usage) + self._reserved
         if spent + most > self._price.max_cost:
@@ -180,10 +185,10 @@ class EndpointWriter:
 
     async def _ask(self, text: str, key: str, temperature: float) -> WriterReply:
         settings = self._client.settings
-        sampling = Sampling(_MAX_REPLY_TOKENS, (), (), key, self._seed)
+        sampling = Sampling(MAX_REPLY_TOKENS, (), (), key, self._seed)
         fields = {
             "temperature": temperature,
-            "max_tokens": _MAX_REPLY_TOKENS,
+            "max_tokens": MAX_REPLY_TOKENS,
             "seed": request_seed(sampling, 0),
         }
         body: dict[str, Any] = {

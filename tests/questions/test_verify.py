@@ -29,6 +29,7 @@ class Script:
         self.replies = {"write": reply, "read": read, "recall": recall}
         self.keys: list[str] = []
         self.prompts: list[str] = []
+        self.usage = Usage()
 
     async def write(self, prompt: Prompt, key: str, temperature: float) -> WriterReply:
         self.keys.append(key)
