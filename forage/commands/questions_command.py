@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forage.questions.candidate import Split
     from forage.questions.candidate_journal import CandidateJournal
     from forage.questions.make_questions import Wanted
-    from forage.questions.quotas import Kept
+    from forage.questions.quotas import Band, Kept
     from forage.questions.writers import Price
     from forage.retrieval.index.index import Index
 
@@ -43,7 +43,17 @@ LOG = logging.getLogger(__name__)
 INDEX_FOLDER = "index"
 _REPORT_EVERY_S = 10.0
 _FREE = {
-    *("documents", "out", "price", "max_cost", "max_candidates", "run", "usage"),
+    *(
+        "difficulty",
+        "band",
+        "documents",
+        "out",
+        "price",
+        "max_cost",
+        "max_candidates",
+        "run",
+        "usage",
+    ),
     *("verbose", "quiet", "model", "endpoint", "served_model", "overrides", "seed"),
 }
 """Arguments that may change when the command is repeated, or are part of the writer's settings."""
@@ -85,6 +95,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     }.items():
         default = getattr(bounds, name.replace("-", "_"))
         group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=what)
+    text = "episodes of a policy on these questions (from forage eval), to drop easy and hard ones"
+    group.add_argument("--difficulty", type=Path, metavar="EPISODES", help=text)
+    text = "success rates that --difficulty keeps (default: 0.2 0.8)"
+    group.add_argument("--band", type=not_negative, nargs=2, metavar=("LOW", "HIGH"), help=text)
     add_overrides(parser)
 
 
@@ -104,7 +118,8 @@ def run(args: Namespace) -> int:
         open_index(_index_of(args.documents, args.out)) as index,
         CandidateJournal(args.out, _settings(args, config, index.id)) as journal,
     ):
-        kept, is_cut = asyncio.run(_make(args, config, wanted, index, journal))
+        band = _band(args, journal)
+        kept, is_cut = asyncio.run(_make(args, config, wanted, index, journal, band))
     numbers = write_question_files(args.out, kept, [s for s, n in wanted.counts.items() if n])
     asked = sum(wanted.counts.values())
     if is_cut:
@@ -148,6 +163,22 @@ def _wanted(args: Namespace, seed: int) -> Wanted:
     return Wanted(counts, kinds, seed, args.max_candidates, made_of(args, Bounds))
 
 
+def _band(args: Namespace, journal: CandidateJournal) -> Band:
+    """The success rates that are kept, and those in ``--difficulty``; raises ``UserError``."""
+    from forage.data.order import measure_difficulty
+    from forage.questions.quotas import Band
+
+    if args.difficulty is None:
+        if args.band:
+            raise UserError("--band needs the episodes of a policy: --difficulty EPISODES")
+        return Band()
+    verified = [one for one in journal.candidates.values() if one.dropped is None]
+    questions = [one.as_question() for one in verified]
+    measured = measure_difficulty(args.difficulty, questions).success_rate
+    LOG.info("%s has success rates of %d questions", args.difficulty, len(measured))
+    return Band(measured, *(args.band or ()))
+
+
 def _index_of(documents: Path, out: Path) -> Path:
     """The index of the documents, which is built in ``out``, or the given one."""
     from forage.retrieval.index.index import build_backend
@@ -179,7 +210,12 @@ def _settings(args: Namespace, config: RunConfig, index: str) -> dict[str, str]:
 
 
 async def _make(
-    args: Namespace, config: RunConfig, wanted: Wanted, index: Index, journal: CandidateJournal
+    args: Namespace,
+    config: RunConfig,
+    wanted: Wanted,
+    index: Index,
+    journal: CandidateJournal,
+    band: Band,
 ) -> tuple[Kept, bool]:
     from forage.questions.make_questions import make_questions, open_draws
     from forage.questions.verify import Verifier
@@ -194,7 +230,7 @@ async def _make(
         with progress_bar("Verified questions", num_asked) as bar:
             watch = Watch(bar, price, journal, num_asked)
             try:
-                return await make_questions(pools, wanted, verifier, journal, watch.show)
+                return await make_questions(pools, wanted, verifier, journal, band, watch.show)
             finally:
                 journal.settle(writer.usage)
 

@@ -54,6 +54,7 @@ class Drop(StrEnum):
     SHORTCUT = "shortcut"
     READER = "reader"
     CLOSED_BOOK = "closed_book"
+    DIFFICULTY = "difficulty"
     NEAR_DUPLICATE = "near_duplicate"
 
 
@@ -93,6 +94,8 @@ class Checks:
     """The share of samples that give the answer from the evidence."""
     closed_book: float | None = None
     """The share of samples that give the answer without it."""
+    policy: float | None = None
+    """The share of a policy's episodes that gave the answer."""
     overlap: float | None = None
     """The largest overlap with a question accepted earlier."""
 

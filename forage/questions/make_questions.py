@@ -19,7 +19,7 @@ from forage.questions.candidate import Bounds, Candidate, Drop, Kind, Split
 from forage.questions.candidate_journal import CandidateJournal
 from forage.questions.document_splits import split_passages
 from forage.questions.propose import Draw, open_pools
-from forage.questions.quotas import Kept
+from forage.questions.quotas import Band, Kept
 from forage.questions.verify import Verifier
 from forage.questions.writers import CostReached
 from forage.types import Passage
@@ -75,13 +75,14 @@ async def make_questions(
     wanted: Wanted,
     verifier: Verifier,
     journal: CandidateJournal,
+    band: Band,
     report: Report = lambda _: None,
 ) -> tuple[Kept, bool]:
     """The kept candidates, and whether the limit on the cost ended the run.
 
     Raises ``UserError`` if the writer cannot write, or no candidate passes.
     """
-    kept = Kept(wanted.counts, wanted.bounds.max_overlap)
+    kept = Kept(wanted.counts, wanted.bounds.max_overlap, band)
     while len(kept.offered) < wanted.most:
         draws = next_round(pools, kept, wanted.most - len(kept.offered))
         if not draws:

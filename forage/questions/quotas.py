@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from forage.questions.candidate import Candidate, Drop, Kind, Split
 from forage.questions.near_duplicates import NearDuplicates
@@ -19,10 +19,25 @@ _GIVEN_UP_AFTER = 64
 """Candidates of a kind after which it is given up if none was kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The success rates that a policy may have: a question answered always or never is dropped.
+
+    ``measured`` is the policy's rate by question id; a question without one is kept.
+    """
+
+    measured: Mapping[str, float] = field(default_factory=dict)
+    lowest: float = 0.2
+    highest: float = 0.8
+
+
 class Kept:
     """The verified candidates without near-duplicates, and every candidate that was offered."""
 
-    def __init__(self, counts: Mapping[Split, int], max_overlap: float) -> None:
+    def __init__(
+        self, counts: Mapping[Split, int], max_overlap: float, band: Band | None = None
+    ) -> None:
+        self._band = band or Band()
         self._counts = {split: count for split, count in counts.items() if count}
         self._max_overlap = max_overlap
         self._near = NearDuplicates()
@@ -31,7 +46,15 @@ class Kept:
         self._num_offered: Counter[Kind] = Counter()
 
     def offer(self, candidate: Candidate) -> None:
-        """Keeps a candidate that passed every check and repeats no other."""
+        """Keeps a candidate that passed every check, is in the band and repeats no other."""
+        rate = self._band.measured.get(candidate.id)
+        if candidate.dropped is None and rate is not None:
+            is_inside = self._band.lowest <= rate <= self._band.highest
+            candidate = replace(
+                candidate,
+                checks=replace(candidate.checks, policy=rate),
+                dropped=None if is_inside else Drop.DIFFICULTY,
+            )
         if candidate.dropped is None:
             evidence = tuple(each.sha256 for each in candidate.evidence)
             subject = (evidence, normalize_answer(candidate.answers[0]))

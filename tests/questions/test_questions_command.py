@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from forage.data.questions import read_questions
 from forage.data.world.encyclopedia import World, make_world
 from forage.questions.candidate import Split
 from forage.retrieval.index.index import open_index
-from forage.types import Passage
+from forage.types import Episode, Passage, Question
+from tests.episode_files import write_episode_file
+from tests.fakes import line_episode
 from tests.questions.chat_server import ChatServer, WorldWriter, chat_server, coin
 
 FILES = [f"{split}.jsonl" for split in Split]
@@ -292,6 +295,44 @@ def test_the_cost_stays_below_the_limit_and_a_higher_one_continues(
         assert spent(server) <= 0.05 + num_probes * 13 * 1e-5
         assert main(command(index, tmp_path, server, "--price 10 0 --max-cost 9")) == 0
     assert len(written(tmp_path)) == 36
+
+
+def test_questions_outside_the_band_of_a_policy_are_replaced(
+    world: World, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Measured ones outside are dropped; the others stay, with their rate if there is one."""
+
+    def episodes(row: dict[str, Any], scores: list[float]) -> list[Episode]:
+        question = Question(row["id"], row["question"], tuple(row["golden_answers"]), "own")
+        return [replace(line_episode("P 1 S 2", em), question=question) for em in scores]
+
+    with chat_server(WorldWriter(world)) as server:
+        argv = command(index, tmp_path / "q", server)
+        assert main(argv) == 0
+        before = rows(tmp_path / "q" / "train.jsonl")
+        easy, hard, between, *_ = before
+        played = [
+            *(*episodes(easy, [1.0, 1.0]), *episodes(hard, [0.0])),
+            *episodes(between, [1.0, 0.0, 0.0]),
+        ]
+        write_episode_file(tmp_path / "played.jsonl", 0, {"normal": played})
+        assert main([*argv, "--difficulty", str(tmp_path / "played.jsonl")]) == 0
+        after = {row["id"]: row["checks"].get("policy") for row in rows(tmp_path / "q/train.jsonl")}
+        assert len(after) == 24
+        assert after[between["id"]] == pytest.approx(1 / 3)
+        assert not {easy["id"], hard["id"]} & after.keys()
+        statistics = json.loads((tmp_path / "q" / "statistics.json").read_text())
+        assert statistics["dropped"]["difficulty"] == 2
+        narrow = [*argv, "--difficulty", str(tmp_path / "played.jsonl"), "--band", "0.9", "1"]
+        assert main(narrow) == 0
+        after = {row["id"] for row in rows(tmp_path / "q" / "train.jsonl")}
+        assert easy["id"] in after
+        assert between["id"] not in after
+        assert main(argv) == 0
+        assert rows(tmp_path / "q" / "train.jsonl") == before
+        capsys.readouterr()
+        assert main([*argv, "--band", "0.1", "0.9"]) == 2
+        assert "--band needs the episodes" in capsys.readouterr().err
 
 
 def test_a_run_without_candidates_binds_no_settings(
