@@ -1,7 +1,7 @@
 """``forage questions``: proposes questions about your documents, and keeps those that verify.
 
 The documents become an index in ``--out`` first, as with ``forage index``. Repeated with the same
-``--out``, the command continues where it was stopped.
+``--out``, the command continues where it was stopped; with ``--review`` it shows what it made.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import math
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forage.commands.arguments import (
+    add_address,
     add_overrides,
     count,
     local_path,
@@ -26,7 +28,7 @@ from forage.commands.arguments import (
 from forage.commands.own_text import OWN_TEXT, corpus_of
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
-from forage.questions.question_files import PAGE_FILE
+from forage.retrieval.serve.port import bind_port
 from forage.retrieval.store.build_progress import format_duration
 
 if TYPE_CHECKING:
@@ -41,21 +43,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 INDEX_FOLDER = "index"
+PAGE_FILE = "candidates.html"
 _REPORT_EVERY_S = 10.0
-_FREE = {
-    *(
-        "difficulty",
-        "band",
-        "documents",
-        "out",
-        "price",
-        "max_cost",
-        "max_candidates",
-        "run",
-        "usage",
-    ),
-    *("verbose", "quiet", "model", "endpoint", "served_model", "overrides", "seed"),
-}
+_FREE = frozenset(
+    "documents out price max_cost max_candidates run usage verbose quiet model endpoint "
+    "served_model overrides seed difficulty band review host port".split()
+)
 """Arguments that may change when the command is repeated, or are part of the writer's settings."""
 
 
@@ -99,13 +92,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--difficulty", type=Path, metavar="EPISODES", help=text)
     text = "success rates that --difficulty keeps (default: 0.2 0.8)"
     group.add_argument("--band", type=not_negative, nargs=2, metavar=("LOW", "HIGH"), help=text)
+    text = "review the candidates of a finished run in the browser, at --host and --port"
+    parser.add_argument("--review", action="store_true", help=text)
+    add_address(parser, 8300)
     add_overrides(parser)
 
 
 def run(args: Namespace) -> int:
     """Makes the questions; raises ``UserError`` if the cost or the documents allow none."""
     from forage.questions.candidate_journal import CandidateJournal
-    from forage.questions.question_files import write_question_files
     from forage.retrieval.index.index import open_index
 
     config = _config(args)
@@ -118,11 +113,20 @@ def run(args: Namespace) -> int:
         open_index(_index_of(args.documents, args.out)) as index,
         CandidateJournal(args.out, _settings(args, config, index.id)) as journal,
     ):
-        band = _band(args, journal)
-        kept, is_cut = asyncio.run(_make(args, config, wanted, index, journal, band))
-    numbers = write_question_files(args.out, kept, [s for s, n in wanted.counts.items() if n])
+        if args.review:
+            _review(args, wanted, index, journal)
+            kept, is_whole = _replayed(args, wanted, index, journal), True
+        else:
+            kept = _kept(args, wanted, journal)
+            try:
+                is_whole = asyncio.run(_make(args, config, wanted, index, journal, kept))
+            except UserError:
+                if kept.offered:  # the page shows why it failed
+                    _write(args.out, kept, wanted, index)
+                raise
+        numbers = _write(args.out, kept, wanted, index)
     asked = sum(wanted.counts.values())
-    if is_cut:
+    if not is_whole:
         raise UserError(
             f"--max-cost {args.max_cost:g} is reached after {len(kept.offered)} candidates; "
             f"{sum(numbers.values())} of {asked} questions are in {args.out}. Raise it and repeat "
@@ -161,6 +165,15 @@ def _wanted(args: Namespace, seed: int) -> Wanted:
     kinds = tuple(map(Kind, dict.fromkeys(args.kinds or Kind)))
     counts = {split: getattr(args, split) for split in Split}
     return Wanted(counts, kinds, seed, args.max_candidates, made_of(args, Bounds))
+
+
+def _kept(args: Namespace, wanted: Wanted, journal: CandidateJournal) -> Kept:
+    """No questions yet; candidates will be measured and decided as in the files that are there."""
+    from forage.questions.decisions import Decisions
+    from forage.questions.quotas import Kept
+
+    band, decisions = _band(args, journal), Decisions(args.out)
+    return Kept(wanted.counts, wanted.bounds.max_overlap, band, decisions.apply)
 
 
 def _band(args: Namespace, journal: CandidateJournal) -> Band:
@@ -215,8 +228,8 @@ async def _make(
     wanted: Wanted,
     index: Index,
     journal: CandidateJournal,
-    band: Band,
-) -> tuple[Kept, bool]:
+    kept: Kept,
+) -> bool:
     from forage.questions.make_questions import make_questions, open_draws
     from forage.questions.verify import Verifier
     from forage.questions.writers import Price, open_writer
@@ -228,23 +241,61 @@ async def _make(
     async with open_writer(config, price, journal.usage) as writer:
         verifier = Verifier(writer, index.search, wanted.bounds)
         with progress_bar("Verified questions", num_asked) as bar:
-            watch = Watch(bar, price, journal, num_asked)
+            watch = Watch(bar, price, journal, kept, num_asked)
             try:
-                return await make_questions(pools, wanted, verifier, journal, band, watch.show)
+                return await make_questions(pools, wanted, verifier, journal, kept, watch.show)
             finally:
                 journal.settle(writer.usage)
+
+
+def _replayed(args: Namespace, wanted: Wanted, index: Index, journal: CandidateJournal) -> Kept:
+    """The candidates in the journal, decided anew, without the writer."""
+    from forage.questions.make_questions import make_questions, open_draws
+
+    kept = _kept(args, wanted, journal)
+    pools = open_draws(index.store, wanted)
+    asyncio.run(make_questions(pools, wanted, None, journal, kept))
+    return kept
+
+
+def _review(args: Namespace, wanted: Wanted, index: Index, journal: CandidateJournal) -> None:
+    """Serves the review until it is interrupted."""
+    from forage.questions.decisions import Decisions
+    from forage.viewer.candidate_pages import Review, create_review_app
+    from forage.viewer.viewer_page import check_loopback, serve_pages
+
+    check_loopback(args.host, args.port)
+    if not journal.candidates:
+        raise UserError(f"{args.out} has no candidates yet; first run without --review")
+    offered = _replayed(args, wanted, index, journal).offered
+    review = Review(offered, journal.candidates, Decisions(args.out), index.store.by_id)
+    with bind_port(args.host, args.port) as listener, suppress(KeyboardInterrupt):
+        asyncio.run(serve_pages(create_review_app(review), listener, f"review of {args.out}"))
+
+
+def _write(out: Path, kept: Kept, wanted: Wanted, index: Index) -> dict[Split, int]:
+    """Writes the files; returns the number of questions of each split."""
+    from forage.questions.question_files import write_question_files
+    from forage.viewer.candidate_pages import write_candidates_page
+
+    numbers = write_question_files(out, kept, [s for s, n in wanted.counts.items() if n])
+    write_candidates_page(out / PAGE_FILE, kept.offered, index.store.by_id)
+    return numbers
 
 
 class Watch:
     """Shows candidates, verified questions, tokens, cost and time left."""
 
-    def __init__(self, bar: Bar, price: Price, journal: CandidateJournal, num_asked: int) -> None:
-        self._bar, self._price, self._journal = bar, price, journal
+    def __init__(
+        self, bar: Bar, price: Price, journal: CandidateJournal, kept: Kept, num_asked: int
+    ) -> None:
+        self._bar, self._price, self._journal, self._kept = bar, price, journal, kept
         self._num_asked = num_asked
         self._start = self._last = time.monotonic()
         self._num_before = len(journal.candidates)
 
-    def show(self, kept: Kept) -> None:
+    def show(self) -> None:
+        kept = self._kept
         num_kept = min(sum(kept.num_kept.values()), self._num_asked)
         num_candidates, usage = len(self._journal.candidates), self._journal.usage
         cost = self._price.of(usage)

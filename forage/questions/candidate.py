@@ -47,6 +47,7 @@ class Drop(StrEnum):
     UNREADABLE = "unreadable"
     ANSWER = "answer"
     UNSUPPORTED = "unsupported"
+    FOREIGN_NAME = "foreign_name"
     CONTAINS_ANSWER = "contains_answer"
     STANDS_ALONE = "stands_alone"
     INSTRUCTION = "instruction"
@@ -56,6 +57,7 @@ class Drop(StrEnum):
     CLOSED_BOOK = "closed_book"
     DIFFICULTY = "difficulty"
     NEAR_DUPLICATE = "near_duplicate"
+    REJECTED = "rejected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Checks:
     """The number of words in the longest answer."""
     supported: float | None = None
     """Whether the evidence, without instruction-like text, contains the answer."""
+    foreign_names: float | None = None
+    """The number of names in the question with a word that the evidence does not have."""
     contains_answer: float | None = None
     """Whether the question contains its answer."""
     stands_alone: float | None = None
@@ -98,6 +102,8 @@ class Checks:
     """The share of a policy's episodes that gave the answer."""
     overlap: float | None = None
     """The largest overlap with a question accepted earlier."""
+    reviewed: float | None = None
+    """1 if a reviewer accepted the question."""
 
     def numbers(self) -> dict[str, float]:
         """The checks that were made, by name."""

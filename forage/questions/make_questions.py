@@ -19,7 +19,7 @@ from forage.questions.candidate import Bounds, Candidate, Drop, Kind, Split
 from forage.questions.candidate_journal import CandidateJournal
 from forage.questions.document_splits import split_passages
 from forage.questions.propose import Draw, open_pools
-from forage.questions.quotas import Band, Kept
+from forage.questions.quotas import Kept
 from forage.questions.verify import Verifier
 from forage.questions.writers import CostReached
 from forage.types import Passage
@@ -54,7 +54,7 @@ class Wanted:
 
 
 Pools = dict[tuple[Split, Kind], Iterator[Draw]]
-Report = Callable[[Kept], None]
+Report = Callable[[], None]
 """Called after each candidate, and after each round."""
 
 
@@ -73,29 +73,30 @@ def open_draws(store: CorpusStore, wanted: Wanted) -> Pools:
 async def make_questions(
     pools: Pools,
     wanted: Wanted,
-    verifier: Verifier,
+    verifier: Verifier | None,
     journal: CandidateJournal,
-    band: Band,
-    report: Report = lambda _: None,
-) -> tuple[Kept, bool]:
-    """The kept candidates, and whether the limit on the cost ended the run.
+    kept: Kept,
+    report: Report = lambda: None,
+) -> bool:
+    """Offers candidates to ``kept``; False if the limit on the cost ended the run.
 
-    Raises ``UserError`` if the writer cannot write, or no candidate passes.
+    Without ``verifier``, only those in the journal. Raises ``UserError`` if the writer cannot
+    write, or no candidate passes.
     """
-    kept = Kept(wanted.counts, wanted.bounds.max_overlap, band)
     while len(kept.offered) < wanted.most:
         draws = next_round(pools, kept, wanted.most - len(kept.offered))
         if not draws:
             break
-        is_whole = await _play(draws, verifier, journal, lambda: report(kept))
+        is_whole = await _play(draws, verifier, journal, report)
         for draw in draws:
             if draw.id in journal.candidates:
                 kept.offer(journal.candidates[draw.id])
-        report(kept)
+        report()
         if not is_whole:
-            return kept, True
-        _raise_if_hopeless(kept)
-    return kept, False
+            return False
+        if verifier is not None:
+            _raise_if_hopeless(kept)
+    return True
 
 
 def next_round(pools: Pools, kept: Kept, most: int) -> list[Draw]:
@@ -129,15 +130,18 @@ def sample_passages(store: CorpusStore, seed: int) -> list[Passage]:
 
 
 async def _play(
-    draws: Iterable[Draw], verifier: Verifier, journal: CandidateJournal, report: Callable[[], None]
+    draws: Iterable[Draw], verifier: Verifier | None, journal: CandidateJournal, report: Report
 ) -> bool:
-    """Makes the candidates that the journal lacks; False if the limit on the cost was reached."""
+    """Makes the candidates that the journal lacks; False if it cannot make them all."""
+    lacking = [draw for draw in draws if draw.id not in journal.candidates]
+    if verifier is None:
+        return not lacking
 
     async def make(draw: Draw) -> None:
         journal.add(await verifier.candidate(draw))
         report()
 
-    tasks = [asyncio.create_task(make(d)) for d in draws if d.id not in journal.candidates]
+    tasks = [asyncio.create_task(make(draw)) for draw in lacking]
     is_whole = True
     try:
         for task in asyncio.as_completed(tasks):

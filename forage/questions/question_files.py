@@ -1,8 +1,7 @@
-"""Writes the kept questions, statistics, and a page that shows why candidates were dropped."""
+"""Writes the kept questions and the statistics of all candidates."""
 
 from __future__ import annotations
 
-import html
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,14 +17,6 @@ from forage.questions.candidate import Candidate, Split
 from forage.questions.quotas import Kept
 
 STATISTICS_FILE = "statistics.json"
-PAGE_FILE = "candidates.html"
-
-_SHOWN_PER_DROP = 10
-_STYLE = (
-    "body{font:15px/1.5 system-ui;max-width:70rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ccc;"
-    "padding:.3rem .5rem;text-align:left;vertical-align:top}"
-)
 
 
 def write_question_files(out: Path, kept: Kept, splits: Iterable[Split]) -> dict[Split, int]:
@@ -36,7 +27,6 @@ def write_question_files(out: Path, kept: Kept, splits: Iterable[Split]) -> dict
             write_whole_text(out / f"{split}.jsonl", "".join(map(question_line, candidates)))
         statistics = json.dumps(statistics_of(kept.offered, chosen), indent=1, ensure_ascii=False)
         write_whole_text(out / STATISTICS_FILE, statistics + "\n")
-        write_whole_text(out / PAGE_FILE, page_of(kept.offered))
     return {split: len(candidates) for split, candidates in chosen.items()}
 
 
@@ -81,25 +71,3 @@ def statistics_of(
         "prompt_tokens": sum(one.prompt_tokens for one in offered),
         "completion_tokens": sum(one.completion_tokens for one in offered),
     }
-
-
-def page_of(offered: Sequence[Candidate]) -> str:
-    """An HTML page with the counts of each drop, and examples of it."""
-    groups: dict[str, list[Candidate]] = {}
-    for one in offered:
-        groups.setdefault(str(one.dropped or "kept"), []).append(one)
-    parts = [f"<!doctype html><meta charset=utf-8><title>Candidates</title><style>{_STYLE}</style>"]
-    parts.append(f"<h1>{len(offered)} candidates</h1>")
-    for name, group in sorted(groups.items(), key=lambda each: -len(each[1])):
-        parts.append(f"<h2>{name}: {len(group)}</h2><table><tr>")
-        parts += [f"<th>{head}</th>" for head in ("Question", "Answer", "Evidence", "Checks")]
-        parts += [f"</tr>{''.join(map(_row, group[:_SHOWN_PER_DROP]))}</table>"]
-    return "".join(parts) + "\n"
-
-
-def _row(one: Candidate) -> str:
-    numbers = ", ".join(f"{name} {number:.3g}" for name, number in one.checks.numbers().items())
-    detail = f"{numbers}; the model wrote: {one.detail}" if one.detail else numbers
-    evidence = ", ".join(each.passage_id for each in one.evidence)
-    cells = (f"{one.kind}: {one.question}", "; ".join(one.answers), evidence, detail)
-    return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"

@@ -7,7 +7,7 @@ same candidates always give the same questions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from forage.questions.candidate import Candidate, Drop, Kind, Split
@@ -35,9 +35,15 @@ class Kept:
     """The verified candidates without near-duplicates, and every candidate that was offered."""
 
     def __init__(
-        self, counts: Mapping[Split, int], max_overlap: float, band: Band | None = None
+        self,
+        counts: Mapping[Split, int],
+        max_overlap: float,
+        band: Band | None = None,
+        reviewed: Callable[[Candidate], Candidate] = lambda candidate: candidate,
     ) -> None:
+        """``reviewed`` applies a reviewer's decision to a candidate."""
         self._band = band or Band()
+        self._reviewed = reviewed
         self._counts = {split: count for split, count in counts.items() if count}
         self._max_overlap = max_overlap
         self._near = NearDuplicates()
@@ -46,9 +52,14 @@ class Kept:
         self._num_offered: Counter[Kind] = Counter()
 
     def offer(self, candidate: Candidate) -> None:
-        """Keeps a candidate that passed every check, is in the band and repeats no other."""
+        """Keeps a candidate that passed every check, is in the band and repeats no other.
+
+        An accepted candidate is kept whatever the checks say.
+        """
+        candidate = self._reviewed(candidate)
+        is_accepted = candidate.checks.reviewed is not None
         rate = self._band.measured.get(candidate.id)
-        if candidate.dropped is None and rate is not None:
+        if candidate.dropped is None and rate is not None and not is_accepted:
             is_inside = self._band.lowest <= rate <= self._band.highest
             candidate = replace(
                 candidate,
@@ -59,7 +70,7 @@ class Kept:
             evidence = tuple(each.sha256 for each in candidate.evidence)
             subject = (evidence, normalize_answer(candidate.answers[0]))
             overlap = self._near.overlap(candidate.question, subject)
-            is_new = overlap <= self._max_overlap
+            is_new = is_accepted or overlap <= self._max_overlap
             candidate = replace(
                 candidate,
                 checks=replace(candidate.checks, overlap=overlap),
@@ -98,17 +109,23 @@ class Kept:
         return not num_kept and self._num_offered[kind] >= _GIVEN_UP_AFTER
 
     def selected(self, split: Split) -> list[Candidate]:
-        """The questions of a split: each kind's share first, then others, in the order of draws."""
+        """The questions of a split, in the order of draws.
+
+        Accepted ones come first, then each kind's share, then others.
+        """
         kept = [one for one in self.offered if one.split is split and one.dropped is None]
+        kept.sort(key=lambda one: one.checks.reviewed is None)
         left = quotas(self._counts[split], sorted({one.kind for one in kept}))
         first: set[str] = set()
         for one in kept:
             if left[one.kind] > 0:
                 left[one.kind] -= 1
                 first.add(one.id)
-        best = sorted(kept, key=lambda one: one.id not in first)[: self._counts[split]]
+        best = sorted(kept, key=lambda one: not one.checks.reviewed and one.id not in first)[
+            : self._counts[split]
+        ]
         chosen = {one.id for one in best}
-        return [one for one in kept if one.id in chosen]
+        return [one for one in self.offered if one.id in chosen]
 
 
 def quotas(count: int, kinds: Collection[Kind]) -> dict[Kind, int]:

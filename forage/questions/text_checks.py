@@ -114,6 +114,12 @@ def without_instructions(text: str) -> tuple[str, str]:
     return "\n".join(kept), "\n".join(line for line in taken if line)
 
 
+def num_foreign_names(question: str, evidence: str) -> int:
+    """The number of names in the question with a word that the evidence does not have."""
+    known = _FUNCTION_WORDS.union(words_of(evidence))
+    return sum(not known.issuperset(words_of(name)) for name in names_in(question))
+
+
 def num_instruction_words(question: str, evidence: str, instructions: str) -> int:
     """Words of the question that occur in instruction-like text and not in the evidence.
 

@@ -34,6 +34,7 @@ from forage.questions.question_prompts import (
 from forage.questions.text_checks import (
     contains_answer,
     names_in,
+    num_foreign_names,
     num_instruction_words,
     stands_alone,
     without_instructions,
@@ -161,9 +162,12 @@ def check_text(found: Candidate, draw: Draw, bounds: Bounds) -> Candidate:
     answer = found.answers[0]
     where = texts[-1][0] if draw.kind is Kind.MULTI_HOP else evidence
     question = found.question
+    # A wrong statement ("no") and an unanswerable question may name something else.
+    may_name_others = is_yes_no or is_open
     checks = Checks(
         answer_words=float(len(words_of(answer))),
         supported=float(is_yes_no or is_open or holds_answer(where, found.answers)),
+        foreign_names=float(0 if may_name_others else num_foreign_names(question, evidence)),
         contains_answer=float(
             draw.kind is not Kind.COMPARISON and contains_answer(question, found.answers)
         ),
@@ -175,6 +179,7 @@ def check_text(found: Candidate, draw: Draw, bounds: Bounds) -> Candidate:
     faults = {
         Drop.ANSWER: not (is_wanted and 0 < len(words_of(answer)) <= bounds.max_answer_words),
         Drop.UNSUPPORTED: not checks.supported,
+        Drop.FOREIGN_NAME: bool(checks.foreign_names),
         Drop.CONTAINS_ANSWER: bool(checks.contains_answer),
         Drop.STANDS_ALONE: not checks.stands_alone,
         Drop.INSTRUCTION: bool(checks.instruction_words),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from forage.commands.cli import main
@@ -114,10 +115,10 @@ def test_the_files_are_ordinary_questions_with_gold_passages(
         "dev": 6,
         "test": 6,
     }
-    lines = rows(tmp_path / "candidates.jsonl")
-    assert statistics["candidates"] == len(lines) - 1
-    assert sum(statistics["dropped"].values()) + statistics["verified"] == len(lines) - 1
-    assert "<h2>kept:" in (tmp_path / "candidates.html").read_text()
+    made = [line for line in rows(tmp_path / "candidates.jsonl") if "id" in line]
+    assert statistics["candidates"] == len(made)
+    assert sum(statistics["dropped"].values()) + statistics["verified"] == len(made)
+    assert '<h2 id="kept">kept:' in (tmp_path / "candidates.html").read_text()
 
 
 class Liar(WorldWriter):
@@ -333,6 +334,42 @@ def test_questions_outside_the_band_of_a_policy_are_replaced(
         capsys.readouterr()
         assert main([*argv, "--band", "0.1", "0.9"]) == 2
         assert "--band needs the episodes" in capsys.readouterr().err
+
+
+def test_rejected_questions_are_replaced_when_questions_are_made_again(
+    world: World, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with chat_server(WorldWriter(world)) as server:
+        argv = command(index, tmp_path, server)
+        assert main([*argv, "--review"]) == 2
+        assert "has no candidates yet" in capsys.readouterr().err
+        assert main(argv) == 0
+        wrong, edited, *_ = rows(tmp_path / "train.jsonl")
+        num_prompts = len(server.prompts)
+        review = [sys.executable, "-m", "forage", *argv, "--review", "--port", "0"]
+        with subprocess.Popen(review, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            found = (re.search(r"review of .*: (http://\S+)", line) for line in process.stderr)
+            url = next(match[1] for match in found if match)
+            forms = [
+                {"id": wrong["id"], "verdict": "reject"},
+                {"id": edited["id"], "verdict": "accept", "question": "Who?", "answers": "Bel"},
+            ]
+            for form in forms:
+                assert httpx.post(f"{url}/decide", data=form).status_code == 303
+            process.send_signal(signal.SIGINT)
+            process.stderr.read()
+        assert process.returncode == 0
+        assert len(server.prompts) == num_prompts
+        left = {row["id"]: row for row in rows(tmp_path / "train.jsonl")}
+        assert wrong["id"] not in left
+        assert left[edited["id"]]["question"] == "Who?"
+        assert left[edited["id"]]["golden_answers"] == ["Bel"]
+        assert main(argv) == 0
+        again = {row["id"]: row for row in rows(tmp_path / "train.jsonl")}
+        assert len(again) == 24
+        assert wrong["id"] not in again
+        assert again[edited["id"]] == left[edited["id"]]
 
 
 def test_a_run_without_candidates_binds_no_settings(

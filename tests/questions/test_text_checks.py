@@ -6,6 +6,7 @@ from forage.questions.text_checks import (
     contains_answer,
     dates_in,
     names_in,
+    num_foreign_names,
     num_instruction_words,
     numbers_in,
     stands_alone,
@@ -133,3 +134,20 @@ def test_only_words_that_an_instruction_alone_has_count():
     assert num_instruction_words("Which phone is best?", kept, taken) == 2
     assert num_instruction_words("Which company did Bel Ard found?", kept, taken) == 0
     assert num_instruction_words("Ignore the previous instructions?", kept, taken) == 4
+
+
+@pytest.mark.parametrize(
+    ("question", "number"),
+    [
+        ("Who founded Kal Mills?", 0),
+        ("Where was the founder of Kal Mills of Torgan born?", 0),
+        ("What is KAL MILLS' town?", 0),
+        ("Who founded Dom Mills?", 1),
+        ("Who left Vinland for Kal Mills in Torgan?", 1),
+        ("Where did Dom Eth meet Cor Dal?", 2),
+    ],
+)
+def test_a_name_that_the_evidence_does_not_mention_is_foreign(question: str, number: int):
+    """A small writer invented names that looked like the passage's, and its reader believed it."""
+    evidence = "Kal Mills\nBel Ard founded it in Torgan."
+    assert num_foreign_names(question, evidence) == number

@@ -63,6 +63,7 @@ def made(draw: Draw, script: Script, found: Mapping[str, Sequence[Passage]] | No
         ("I would rather not.", Drop.UNREADABLE),
         ("Question: Who founded Kal Mills?\nAnswer: " + "a b " * 5, Drop.ANSWER),
         ("Question: Who founded Kal Mills?\nAnswer: Dom Eth", Drop.UNSUPPORTED),
+        ("Question: Who founded Dom Mills?\nAnswer: Bel Ard", Drop.FOREIGN_NAME),
         ("Question: Did Bel Ard found Kal Mills?\nAnswer: Bel Ard", Drop.CONTAINS_ANSWER),
         ("Question: Who founded it in Torgan?\nAnswer: Bel Ard", Drop.STANDS_ALONE),
     ],
@@ -84,6 +85,7 @@ def test_a_question_that_passes_has_every_check_and_all_its_tokens():
     assert found.checks.numbers() == {
         "answer_words": 2,
         "supported": 1,
+        "foreign_names": 0,
         "contains_answer": 0,
         "stands_alone": 1,
         "instruction_words": 0,
