@@ -162,11 +162,16 @@ class Candidate:
     def documents(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(each.document for each in self.evidence))
 
+    @property
+    def question_id(self) -> str:
+        """Differs for other words, and for the questions of other documents."""
+        return f"{self.id}-{text_hash(self.question)[:8]}"
+
     def as_question(self) -> Question:
         """The question in the ordinary form; its source names its kind."""
         is_answered = self.kind is not Kind.UNANSWERABLE
         gold = tuple(each.passage_id for each in self.evidence) if is_answered else ()
-        return Question(self.id, self.question, self.answers, f"own-{self.kind}", gold)
+        return Question(self.question_id, self.question, self.answers, f"own-{self.kind}", gold)
 
 
 def text_hash(text: str) -> str:

@@ -58,7 +58,7 @@ class Kept:
         """
         candidate = self._reviewed(candidate)
         is_accepted = candidate.checks.reviewed is not None
-        rate = self._band.measured.get(candidate.id)
+        rate = self._band.measured.get(candidate.question_id)
         if candidate.dropped is None and rate is not None and not is_accepted:
             is_inside = self._band.lowest <= rate <= self._band.highest
             candidate = replace(

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 from urllib.parse import parse_qs, urlencode
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
+from forage.disk.disk_failures import disk_failures
 from forage.disk.whole_writes import write_whole_text
 from forage.questions.candidate import Candidate, Drop
 from forage.questions.decisions import Decisions, ReviewVerdict
@@ -36,29 +36,16 @@ _MAX_BODY = 2**16
 PassageOf = Callable[[str], Passage | None]
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateRow:
-    """A candidate as reviewed, with the passages that it was made from."""
-
-    candidate: Candidate
-    passages: tuple[Passage, ...]
-
-    @classmethod
-    def of(cls, candidate: Candidate, passage_of: PassageOf) -> Self:
-        found = (passage_of(each.passage_id) for each in candidate.evidence)
-        return cls(candidate, tuple(one for one in found if one is not None))
-
-
 def write_candidates_page(path: Path, offered: Sequence[Candidate], passage_of: PassageOf) -> None:
-    """Writes a page with examples of each check that dropped candidates; raises ``OSError``."""
-    groups = {
-        name: [CandidateRow.of(one, passage_of) for one in offered if _end(one) == name][
-            :_SHOWN_PER_DROP
-        ]
-        for name in _counts(offered)
-    }
-    page = render_page("candidates.html", counts=_counts(offered), groups=groups, review=None)
-    write_whole_text(path, page)
+    """Writes a page with examples of each check that dropped candidates; raises ``UserError``."""
+    counts = _counts(offered)
+    groups: dict[str, list[Candidate]] = {name: [] for name in counts}
+    for one in offered:
+        if len(group := groups[_end(one)]) < _SHOWN_PER_DROP:
+            group.append(one)
+    values = {"counts": counts, "groups": groups, "passage_of": passage_of}
+    with disk_failures(path):
+        write_whole_text(path, render_page("candidates.html", review=None, **values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +79,9 @@ def create_review_app(review: Review) -> FastAPI:
         chosen = [one for one in candidates if _end(one) == of]
         paging = Paging.of(len(chosen), page, lambda number: _address(of, number))
         shown = chosen[paging.first : paging.first + ROWS_PER_PAGE]
-        groups = {of: [CandidateRow.of(one, review.passage_of) for one in shown]}
+        values = {"counts": _counts(candidates), "passage_of": review.passage_of}
         here = {"of": of, "page": paging.page, "paging": paging}
-        reply = viewer_page(
-            "candidates.html", counts=_counts(candidates), groups=groups, review=here
-        )
+        reply = viewer_page("candidates.html", groups={of: shown}, review=here, **values)
         reply.headers.update(HEADERS)
         return reply
 

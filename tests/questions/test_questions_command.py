@@ -62,6 +62,11 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def proposed_id(row: dict[str, Any]) -> str:
+    """The id of a written question's candidate."""
+    return row["id"].rpartition("-")[0]
+
+
 def written(out: Path) -> list[dict[str, Any]]:
     return [row for name in FILES for row in rows(out / name)]
 
@@ -351,9 +356,10 @@ def test_rejected_questions_are_replaced_when_questions_are_made_again(
             assert process.stderr is not None
             found = (re.search(r"review of .*: (http://\S+)", line) for line in process.stderr)
             url = next(match[1] for match in found if match)
+            text = {"question": "Who?", "answers": "Bel"}
             forms = [
-                {"id": wrong["id"], "verdict": "reject"},
-                {"id": edited["id"], "verdict": "accept", "question": "Who?", "answers": "Bel"},
+                {"id": proposed_id(wrong), "verdict": "reject"},
+                {"id": proposed_id(edited), "verdict": "accept", **text},
             ]
             for form in forms:
                 assert httpx.post(f"{url}/decide", data=form).status_code == 303
@@ -361,15 +367,16 @@ def test_rejected_questions_are_replaced_when_questions_are_made_again(
             process.stderr.read()
         assert process.returncode == 0
         assert len(server.prompts) == num_prompts
-        left = {row["id"]: row for row in rows(tmp_path / "train.jsonl")}
-        assert wrong["id"] not in left
-        assert left[edited["id"]]["question"] == "Who?"
-        assert left[edited["id"]]["golden_answers"] == ["Bel"]
+        left = {proposed_id(row): row for row in rows(tmp_path / "train.jsonl")}
+        assert proposed_id(wrong) not in left
+        assert left[proposed_id(edited)]["question"] == "Who?"
+        assert left[proposed_id(edited)]["golden_answers"] == ["Bel"]
+        assert left[proposed_id(edited)]["id"] != edited["id"]  # it is another question now
         assert main(argv) == 0
-        again = {row["id"]: row for row in rows(tmp_path / "train.jsonl")}
+        again = {proposed_id(row): row for row in rows(tmp_path / "train.jsonl")}
         assert len(again) == 24
-        assert wrong["id"] not in again
-        assert again[edited["id"]] == left[edited["id"]]
+        assert proposed_id(wrong) not in again
+        assert again[proposed_id(edited)] == left[proposed_id(edited)]
 
 
 def test_a_run_without_candidates_binds_no_settings(

@@ -48,7 +48,7 @@ def decided(
 
 
 def kept(decisions: Decisions, *candidates: Candidate, count: int = 4) -> Kept:
-    found = Kept({Split.TRAIN: count}, 0.6, Band({GOOD.id: 1.0}), decisions.apply)
+    found = Kept({Split.TRAIN: count}, 0.6, Band({GOOD.question_id: 1.0}), decisions.apply)
     for one in candidates:
         found.offer(one)
     return found
