@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from forage.errors import UserError
 from forage.questions.candidate import Candidate, Drop, Kind, Split
 from forage.questions.near_duplicates import NearDuplicates
 from forage.questions.propose import SHARES
@@ -29,6 +30,13 @@ class Band:
     measured: Mapping[str, float] = field(default_factory=dict)
     lowest: float = 0.2
     highest: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lowest <= self.highest <= 1:
+            raise UserError(
+                f"--band {self.lowest:g} {self.highest:g} is not a range of shares: name the lower "
+                "one first, both from 0 to 1"
+            )
 
 
 class Kept:

@@ -84,6 +84,12 @@ def test_an_edited_question_has_no_checks_of_other_words(tmp_path: Path):
     assert (found.id, found.evidence, found.split) == (BAD.id, BAD.evidence, BAD.split)
 
 
+@pytest.mark.parametrize("band", [(0.8, 0.2), (20, 80), (0.5, 1.5)])
+def test_a_band_is_a_range_of_shares(band: tuple[float, float]):
+    with pytest.raises(UserError, match=r"--band \S+ \S+ is not a range of shares"):
+        Band({}, *band)
+
+
 def test_a_line_that_is_no_decision_is_named(tmp_path: Path):
     (tmp_path / DECISIONS_FILE).write_text('{"key": "x"}\n')
     with pytest.raises(UserError, match=rf"{DECISIONS_FILE}:1: not a decision"):
