@@ -326,5 +326,8 @@ def _report_end(out: Path, kept: Kept, numbers: Mapping[Split, int], wanted: Wan
         LOG.warning(
             "%d of %d questions were verified: the documents have no more passages to ask about, "
             "or --max-candidates is reached. %s shows what limits it (%s)",
-            *(num_written, num_asked, out / PAGE_FILE, limits(kept.offered)),
+            num_written,
+            num_asked,
+            out / PAGE_FILE,
+            limits(kept.offered),
         )

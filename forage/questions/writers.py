@@ -132,9 +132,8 @@ class ModelWriter:
             raise WriterRefused(f"a prompt of {len(ids)} tokens is too long")
         # A model without a chat format continues the text: an empty line ends its reply.
         stop = () if self._codec.tokenizer.chat_template else ("\n\n",)
-        sampling = Sampling(
-            *(MAX_REPLY_TOKENS, stop, self._codec.eos_ids, key, self._seed, temperature)
-        )
+        eos_ids = self._codec.eos_ids
+        sampling = Sampling(MAX_REPLY_TOKENS, stop, eos_ids, key, self._seed, temperature)
         try:
             completion = await self._engine.generate(ids, sampling)
         except EngineError as error:
