@@ -63,7 +63,7 @@ PAGE = Path(__file__).with_suffix(".md")
 DEMO = Path(__file__).parent.parent / "forage" / "warm" / "model"
 PRINT = Console(soft_wrap=True, highlight=False).print
 HEAD = "| choice | true times (s) | chosen | mean regret | largest | seconds to choose | load |"
-_BLOCKS = 3
+_BLOCKS = 2
 """Blocks of SmolLM2 in the timed work; the trained tokens are fewer by the same factor."""
 
 
@@ -115,6 +115,7 @@ def run(choice: Choice, num_tries: int) -> Outcome:
             started = time.perf_counter()
             choice.options[name]()
             outcome.times[name].append(time.perf_counter() - started)
+        PRINT(f"{number + 1}: {outcome.row(choice)}")
     return outcome
 
 
@@ -247,8 +248,8 @@ def few_queries(num_queries: int) -> Choice:
 
 def choices(smollm2: Path) -> dict[str, Callable[[], Choice]]:
     """Each choice under its name for ``--only``."""
-    demo, real = recipe(DEMO, 3072), recipe(smollm2, 2048)
-    mixed = recipe(smollm2, 2048, arithmetic="bfloat16")
+    demo, real = recipe(DEMO, 3072), recipe(smollm2, 1024)
+    mixed = recipe(smollm2, 1024, arithmetic="bfloat16")
     return {
         "demo": lambda: at_once("demo (not measured: one per core)", demo, is_measured=False),
         "demo-measured": lambda: at_once("demo, if it were measured", demo),
@@ -298,7 +299,7 @@ def write(row: str, load: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--smollm2", type=Path, required=True)
     parser.add_argument("--load", type=int, default=2, help="processes that compute all the time")
     parser.add_argument("--tries", type=int, default=20)
@@ -314,9 +315,7 @@ def main() -> None:
         with busy(args.load):
             outcome = run(choice, args.tries)
             load = os.getloadavg()[1]
-        row = outcome.row(choice)
-        PRINT(row)
-        write(row, load)
+        write(outcome.row(choice), load)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ LOG = logging.getLogger(__name__)
 
 _ROWS, _INNER, _COLUMNS = 2048, 128, 384
 _ROUNDS = 5
+_CALLS = 5
+"""The calls after each change of threads: the first one creates or ends threads, which takes as
+long as many short operations."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
 _TIE = 1.05
 """Options whose times differ by a smaller factor are equally fast."""
@@ -330,7 +333,8 @@ def choose_num_threads(work: Callable[[], object]) -> int:
 
     def work_with(num_threads: int) -> None:
         torch.set_num_threads(num_threads)
-        work()
+        for _ in range(_CALLS):
+            work()
 
     best = candidates[fastest([partial(work_with, number) for number in candidates])]
     torch.set_num_threads(best)

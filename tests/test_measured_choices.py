@@ -177,4 +177,23 @@ def test_odd_numbers_of_cores_are_all_tried(
 
     assert choose_num_threads(work) == 6
     torch.set_num_threads(num_threads)
-    assert tried[:4] == [1, 2, 4, 6]
+    assert list(dict.fromkeys(tried)) == [1, 2, 4, 6]
+
+
+def test_threads_are_not_rejected_for_the_time_to_start_them(
+    monkeypatch: pytest.MonkeyPatch, use: Callable[[Clock], Clock]
+):
+    """Two threads took two thirds of the time, but one was chosen 39 times of 40."""
+    num_threads, before = torch.get_num_threads(), 1
+    monkeypatch.setattr(hardware, "num_cores", lambda: 2)
+    clock = use(Clock())
+
+    def work() -> None:
+        nonlocal before
+        now = torch.get_num_threads()
+        clock.take(1.0 / now + max(now - before, 0))
+        before = now
+
+    chosen = choose_num_threads(work)
+    torch.set_num_threads(num_threads)
+    assert chosen == 2

@@ -6,9 +6,11 @@ into a cautious share of the free memory, and a log line gives the expected peak
 recipe, the previous phase or the resumed run stay as long as they fit. Otherwise those that change
 no result (``RESULTS_STAY``) shrink, with a warning, or an error names what would have to change.
 
-How many micro-batches a CPU should process at once is measured on two layers of the model. One per
-core suits a model with short operations; one at a time, over all cores, suits a model whose weights
-and gradients fill the caches. Values in between suit machines with many cores.
+How many micro-batches a CPU should process at once is measured on two layers of the model with the
+recipe's micro-batches; benchmarks/choices.md shows what a wrong choice loses. One per core suits a
+model with short operations; one at a time, over all cores, suits a model whose weights and
+gradients fill the caches. Values in between suit machines with many cores. A resumed run keeps its
+number, which its ``config.yaml`` contains.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ Phase = Literal["training", "supervised", "evaluation"]
 _SMALL_MODEL = 10_000_000
 """The number of parameters below which operations are too short to be shared between cores."""
 _NUM_LAYERS = 2
-_MOST_TOKENS = 1024
+_MOST_TOKENS = 512
 """A larger micro-batch takes longer to measure, and its products are no faster."""
 
 
