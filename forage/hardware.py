@@ -336,7 +336,8 @@ def choose_num_threads(work: Callable[[], object]) -> int:
         for _ in range(_CALLS):
             work()
 
-    best = candidates[fastest([partial(work_with, number) for number in candidates])]
+    options = [partial(work_with, number) for number in candidates]
+    best = candidates[fastest(options, limit_s=5.0)]
     torch.set_num_threads(best)
     LOG.debug("%d torch threads of %d", best, most)
     return best
