@@ -291,7 +291,11 @@ def write(row: str, load: float) -> None:
     name = row.split(" | ")[0]
     before, _, after = text.partition(HEAD + "\n")
     lines = after.splitlines()
-    table = [line for line in lines if line.startswith("| ") and not line.startswith(name + " |")]
+    table = [
+        line
+        for line in lines
+        if line.startswith("| ") and not line.startswith((name + " |", "| ---"))
+    ]
     rest = [line for line in lines if not line.startswith("|")]
     rule = "|" + " --- |" * (HEAD.count("|") - 1)
     table.append(f"{row} {load:.0f} |")

@@ -31,8 +31,6 @@ LOG = logging.getLogger(__name__)
 _ROWS, _INNER, _COLUMNS = 2048, 128, 384
 _ROUNDS = 5
 _CALLS = 5
-"""The calls after each change of threads: the first one creates or ends threads, which takes as
-long as many short operations."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
 _TIE = 1.05
 """Options whose times differ by a smaller factor are equally fast."""
@@ -192,7 +190,7 @@ def matmul_rate(dtype: str) -> float:
     numbers = torch.randn(_ROWS // 4, _COLUMNS).to(getattr(torch, dtype))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    seconds = min(_seconds_of(lambda: numbers @ numbers.T) for _ in range(_ROUNDS))
+    seconds = min(seconds_of(lambda: numbers @ numbers.T) for _ in range(_ROUNDS))
     torch.set_num_threads(threads)
     return 2 * numbers.shape[0] ** 2 * numbers.shape[1] / seconds
 
@@ -331,20 +329,20 @@ def choose_num_threads(work: Callable[[], object]) -> int:
     most = num_cores()
     candidates = sorted({*(2**power for power in range(most.bit_length())), most})
 
-    def work_with(num_threads: int) -> None:
+    def seconds_with(num_threads: int) -> float:
         torch.set_num_threads(num_threads)
-        for _ in range(_CALLS):
-            work()
+        work()  # the first call creates or ends threads, which takes as long as many operations
+        return seconds_of(lambda: [work() for _ in range(_CALLS)])
 
-    options = [partial(work_with, number) for number in candidates]
+    options = [partial(seconds_with, number) for number in candidates]
     best = candidates[fastest(options, limit_s=5.0)]
     torch.set_num_threads(best)
     LOG.debug("%d torch threads of %d", best, most)
     return best
 
 
-def fastest(options: Sequence[Callable[[], object]], limit_s: float = 15.0) -> int:
-    """Times the options; returns the index of the first one that is within 5 % of the fastest.
+def fastest(options: Sequence[Callable[[], float]], limit_s: float = 15.0) -> int:
+    """Calls the options, which return their seconds; the first within 5 % of the fastest wins.
 
     After a warm-up they take turns, so that other programs slow down all of them, and are compared
     round by round. An option that is clearly slower than another is dropped. The measurement ends
@@ -364,7 +362,7 @@ def fastest(options: Sequence[Callable[[], object]], limit_s: float = 15.0) -> i
     best, num_rounds, is_certain = 0, 0, False
     while not is_certain and num_rounds < _MOST_ROUNDS:
         for index in left if num_rounds % 2 else reversed(left):
-            times[index].append(_seconds_of(options[index]))
+            times[index].append(options[index]())
         num_rounds += 1
         best = min(left, key=lambda index: statistics.median(times[index]))
         if num_rounds >= _LEAST_ROUNDS:
@@ -376,7 +374,8 @@ def fastest(options: Sequence[Callable[[], object]], limit_s: float = 15.0) -> i
     return next(index for index in left if statistics.median(ratios(index, best)) <= _TIE)
 
 
-def _seconds_of(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
+    """The duration of a call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

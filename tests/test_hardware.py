@@ -95,7 +95,7 @@ def test_the_chosen_kernel_is_as_exact_as_float32_at_every_shape_that_is_used(
 ):
     """Even if the other one is faster."""
     times = iter([2.0, 1.0] if is_faster else [1.0, 2.0])
-    monkeypatch.setattr(hardware, "_seconds_of", lambda work: next(times))
+    monkeypatch.setattr(hardware, "seconds_of", lambda work: next(times))
     name = choose_matmul_kernel()
     assert name in ("oneDNN", "default")
     generator = torch.Generator().manual_seed(1)
@@ -145,7 +145,7 @@ def test_the_first_cosines_of_two_threads_are_exact():
 
 def test_an_inexact_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch):
     times = iter([2.0, 1.0])
-    monkeypatch.setattr(hardware, "_seconds_of", lambda work: next(times))
+    monkeypatch.setattr(hardware, "seconds_of", lambda work: next(times))
     flags = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     product = torch.Tensor.__matmul__
 

@@ -26,9 +26,11 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now_s
 
-    def take(self, seconds: float) -> None:
-        self.now_s += seconds * self._noise()
+    def take(self, seconds: float) -> float:
+        seconds *= self._noise()
+        self.now_s += seconds
         self.num_calls += 1
+        return seconds
 
 
 def idle(draw: random.Random) -> Iterator[float]:
@@ -121,10 +123,10 @@ def test_an_option_that_is_slow_at_first_is_not_rejected_for_it(
     """The first call allocates memory and starts threads."""
     clock, num_calls = use(Clock()), 0
 
-    def warm_up() -> None:
+    def warm_up() -> float:
         nonlocal num_calls
         num_calls += 1
-        clock.take(10 if num_calls <= num_slow else 1)
+        return clock.take(10 if num_calls <= num_slow else 1)
 
     assert fastest([partial(clock.take, 1.5), warm_up], 1e9) == 1
 

@@ -41,6 +41,7 @@ from forage.hardware import (
     has_gpu,
     matmul_rate,
     num_cores,
+    seconds_of,
 )
 from forage.models import attention
 from forage.plan.fitting import changes_that_fit
@@ -264,8 +265,8 @@ def choose_at_once(config: RunConfig) -> int:
         return hidden_states(model, packed).square().mean(), None
 
     candidates = sorted({*(2**power for power in range(most.bit_length())), most})
-    options = [partial(accumulate, model.base_model, [loss] * most, each) for each in candidates]
-    return candidates[fastest(options)]
+    works = [partial(accumulate, model.base_model, [loss] * most, each) for each in candidates]
+    return candidates[fastest([partial(seconds_of, work) for work in works])]
 
 
 def _two_layers(model_config: ModelConfig) -> PreTrainedModel:
