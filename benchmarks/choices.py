@@ -290,16 +290,11 @@ def write(row: str, load: float) -> None:
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else f"# Choices\n\n{HEAD}\n"
     name = row.split(" | ")[0]
     before, _, after = text.partition(HEAD + "\n")
-    lines = after.splitlines()
-    table = [
-        line
-        for line in lines
-        if line.startswith("| ") and not line.startswith((name + " |", "| ---"))
-    ]
-    rest = [line for line in lines if not line.startswith("|")]
+    table, blank, rest = after.partition("\n\n")
+    rows = [line for line in table.splitlines() if not line.startswith((name + " |", "| ---"))]
     rule = "|" + " --- |" * (HEAD.count("|") - 1)
-    table.append(f"{row} {load:.0f} |")
-    PAGE.write_text("\n".join([before + HEAD, rule, *table, *rest]) + "\n", encoding="utf-8")
+    lines = [before + HEAD, rule, *rows, f"{row} {load:.0f} |"]
+    PAGE.write_text("\n".join(lines) + (blank + rest or "\n"), encoding="utf-8")
 
 
 def main() -> None:
