@@ -72,7 +72,7 @@ _SMALL_MODEL = 10_000_000
 """The number of parameters below which operations are too short to be shared between cores."""
 _NUM_LAYERS = 2
 _MOST_TOKENS = 512
-"""A larger micro-batch takes longer to measure, and its products are no faster."""
+"""A larger micro-batch would take too long to measure."""
 
 
 def fit_here(
@@ -248,7 +248,7 @@ def _is_set(config: RunConfig, key: str) -> bool:
 def choose_at_once(config: RunConfig) -> int:
     """Measures how many micro-batches to process at a time: 1, 2, 4 ... or one per core.
 
-    Each candidate learns one micro-batch of the recipe's size per core, in the model's arithmetic.
+    Each candidate learns one micro-batch per core, of the recipe's size up to ``_MOST_TOKENS``.
     """
     most = num_cores()
     if most == 1:
