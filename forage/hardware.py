@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import math
 import os
 import signal
 import socket
+import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import product
@@ -28,6 +30,10 @@ LOG = logging.getLogger(__name__)
 
 _ROWS, _INNER, _COLUMNS = 2048, 128, 384
 _ROUNDS = 5
+_CALLS = 5
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
+_TIE = 1.05
+"""Options whose times differ by a smaller factor are equally fast."""
 _KEPT_KERNELS = "16"
 MIN_BFLOAT16_GAIN = 1.5
 """The speedup over float32 at which bfloat16 is worth its lower precision."""
@@ -184,21 +190,16 @@ def matmul_rate(dtype: str) -> float:
     numbers = torch.randn(_ROWS // 4, _COLUMNS).to(getattr(torch, dtype))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    seconds = min(_seconds_of(lambda: numbers @ numbers.T) for _ in range(_ROUNDS))
+    seconds = min(seconds_of(lambda: numbers @ numbers.T) for _ in range(_ROUNDS))
     torch.set_num_threads(threads)
     return 2 * numbers.shape[0] ** 2 * numbers.shape[1] / seconds
 
 
 def bfloat16_gain() -> float:
-    """The speedup of products in bfloat16 over float32 on a CPU thread."""
+    """The speedup of products in bfloat16 over float32 on a CPU thread, measured in turns."""
     choose_matmul_kernel()
-    return matmul_rate("bfloat16") / matmul_rate("float32")
-
-
-def _seconds_of(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    rates = [(matmul_rate("bfloat16"), matmul_rate("float32")) for _ in range(_LEAST_ROUNDS)]
+    return max(rate for rate, _ in rates) / max(rate for _, rate in rates)
 
 
 def in_passing_thread(call: Callable[[], T]) -> T:
@@ -321,24 +322,61 @@ def memory_left_in_groups(own: Path, root: Path) -> Iterator[int]:
 def choose_num_threads(work: Callable[[], object]) -> int:
     """Sets and returns the calling thread's number of torch threads with which ``work`` is fastest.
 
-    Tries 1, 2, 4 ... and all cores. More threads must be at least a tenth faster, because the other
-    cores search and schedule.
+    Tries 1, 2, 4 ... and all cores; the fewest win a tie, because the other cores search and
+    schedule.
     """
     import torch
 
     most = num_cores()
     candidates = sorted({*(2**power for power in range(most.bit_length())), most})
-    best, best_s = 0, float("inf")
-    for num_threads in candidates:
+
+    def seconds_with(num_threads: int) -> float:
         torch.set_num_threads(num_threads)
-        seconds = _fastest(work)
-        if seconds < 0.9 * best_s:
-            best, best_s = num_threads, seconds
+        work()  # the first call creates or ends threads, which takes as long as many operations
+        return seconds_of(lambda: [work() for _ in range(_CALLS)])
+
+    options = [partial(seconds_with, number) for number in candidates]
+    best = candidates[fastest(options, limit_s=5.0)]
     torch.set_num_threads(best)
-    LOG.debug("%d torch threads of %d, %.1f ms per step", best, most, 1e3 * best_s)
+    LOG.debug("%d torch threads of %d", best, most)
     return best
 
 
-def _fastest(work: Callable[[], object]) -> float:
+def fastest(options: Sequence[Callable[[], float]], limit_s: float = 15.0) -> int:
+    """Calls the options, which return their seconds; the first within 5 % of the fastest wins.
+
+    After a warm-up they take turns, so that other programs slow down all of them, and are compared
+    round by round. An option that is clearly slower than another is dropped. The measurement ends
+    when the first remaining option is clearly within 5 % of all others, or at its limits. "Clearly"
+    refers to the sign test's 95 % confidence interval of the median ratio, which needs no
+    assumption about the noise.
+    """
+    for option in options:
+        option()
+    begun = time.perf_counter()
+    left = list(range(len(options)))
+    times: list[list[float]] = [[] for _ in options]
+
+    def ratios(index: int, other: int) -> list[float]:
+        return sorted(x / y for x, y in zip(times[index], times[other], strict=True))
+
+    best, num_rounds, is_certain = 0, 0, False
+    while not is_certain and num_rounds < _MOST_ROUNDS:
+        for index in left if num_rounds % 2 else reversed(left):
+            times[index].append(options[index]())
+        num_rounds += 1
+        best = min(left, key=lambda index: statistics.median(times[index]))
+        if num_rounds >= _LEAST_ROUNDS:
+            tail = max(0, int(num_rounds / 2 - math.sqrt(num_rounds)))
+            left = [index for index in left if ratios(index, best)[tail] <= _TIE]
+            is_certain = all(ratios(left[0], other)[-1 - tail] <= _TIE for other in left)
+        if time.perf_counter() - begun > limit_s:
+            break
+    return next(index for index in left if statistics.median(ratios(index, best)) <= _TIE)
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """The duration of a call."""
+    started = time.perf_counter()
     work()
-    return min(_seconds_of(work) for _ in range(_ROUNDS))
+    return time.perf_counter() - started

@@ -16,7 +16,6 @@ from forage import hardware
 from forage.hardware import (
     address_towards,
     choose_matmul_kernel,
-    choose_num_threads,
     free_memory,
     in_passing_thread,
     interface_of,
@@ -96,7 +95,7 @@ def test_the_chosen_kernel_is_as_exact_as_float32_at_every_shape_that_is_used(
 ):
     """Even if the other one is faster."""
     times = iter([2.0, 1.0] if is_faster else [1.0, 2.0])
-    monkeypatch.setattr(hardware, "_fastest", lambda work: next(times))
+    monkeypatch.setattr(hardware, "seconds_of", lambda work: next(times))
     name = choose_matmul_kernel()
     assert name in ("oneDNN", "default")
     generator = torch.Generator().manual_seed(1)
@@ -146,7 +145,7 @@ def test_the_first_cosines_of_two_threads_are_exact():
 
 def test_an_inexact_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch):
     times = iter([2.0, 1.0])
-    monkeypatch.setattr(hardware, "_fastest", lambda work: next(times))
+    monkeypatch.setattr(hardware, "seconds_of", lambda work: next(times))
     flags = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     product = torch.Tensor.__matmul__
 
@@ -158,37 +157,6 @@ def test_an_inexact_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.Tensor, "__matmul__", rounded_where_allowed)
     assert choose_matmul_kernel() == "default"
     assert flags.fp32_precision == "ieee"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        ({1: 1.0, 2: 0.5, 4: 0.2}, 4),
-        ({1: 1.0, 2: 0.5, 4: 0.6}, 2),
-        ({1: 1.0, 2: 0.95, 4: 0.95}, 1),  # less than a tenth: the other cores have other work
-        ({1: 1.0, 2: 3.0, 4: 9.0}, 1),
-    ],
-)
-def test_the_fewest_threads_that_are_clearly_fastest_are_set(
-    seconds: dict[int, float], expected: int, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(hardware, "num_cores", lambda: 4)
-    monkeypatch.setattr(hardware, "_fastest", lambda work: seconds[torch.get_num_threads()])
-    assert choose_num_threads(lambda: None) == expected
-    assert torch.get_num_threads() == expected
-
-
-def test_odd_numbers_of_cores_are_all_tried(monkeypatch: pytest.MonkeyPatch):
-    tried: list[int] = []
-    monkeypatch.setattr(hardware, "num_cores", lambda: 6)
-
-    def measure(work: object) -> float:
-        tried.append(torch.get_num_threads())
-        return 1.0 / len(tried)
-
-    monkeypatch.setattr(hardware, "_fastest", measure)
-    assert choose_num_threads(lambda: None) == 6
-    assert tried == [1, 2, 4, 6]
 
 
 def test_cores_are_those_of_this_process():

@@ -67,9 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _page_url(text: str) -> str:
     """Reads an address that contains ``{title}``, or nothing."""
     if text and "{title}" not in text:
-        raise ArgumentTypeError(
-            f"{text!r} must contain {{title}}, which the title of the page replaces"
-        )
+        raise ArgumentTypeError(f"{text!r} must contain {{title}}, where the title goes")
     return text
 
 

@@ -6,16 +6,17 @@ into a cautious share of the free memory, and a log line gives the expected peak
 recipe, the previous phase or the resumed run stay as long as they fit. Otherwise those that change
 no result (``RESULTS_STAY``) shrink, with a warning, or an error names what would have to change.
 
-How many micro-batches a CPU should process at once is measured on two layers of the model. One per
-core suits a model with short operations; one at a time, over all cores, suits a model whose weights
-and gradients fill the caches. Values in between suit machines with many cores.
+How many micro-batches a CPU should process at once is measured on two layers of the model with the
+recipe's micro-batches; benchmarks/choices.md shows what a wrong choice loses. One per core suits a
+model with short operations; one at a time, over all cores, suits a model whose weights and
+gradients fill the caches. Values in between suit machines with many cores. A resumed run keeps its
+number, which its ``config.yaml`` contains.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,12 @@ from forage.hardware import (
     MIN_BFLOAT16_GAIN,
     bfloat16_gain,
     choose_matmul_kernel,
+    fastest,
     free_memory,
     has_gpu,
     matmul_rate,
     num_cores,
+    seconds_of,
 )
 from forage.models import attention
 from forage.plan.fitting import changes_that_fit
@@ -48,6 +51,7 @@ from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_states
 from forage.training.micro_batches import LARGEST_SHARE
 from forage.training.model_size import ModelSize, OtherSizes, measure, measure_others
+from forage.training.ranks.mixed_precision import compute_in
 from forage.training.warm_start import micro_batch_tokens
 
 LOG = logging.getLogger(__name__)
@@ -66,11 +70,9 @@ CAUTIOUS_SHARES = (0.5, 0.7)
 Phase = Literal["training", "supervised", "evaluation"]
 _SMALL_MODEL = 10_000_000
 """The number of parameters below which operations are too short to be shared between cores."""
-_NUM_TOKENS = 256
 _NUM_LAYERS = 2
-_ROUNDS = 3
-_MAX_TIME_RATIO = 0.95
-"""A larger number at once takes more memory, so it must be a twentieth faster to be chosen."""
+_MOST_TOKENS = 512
+"""A larger micro-batch would take too long to measure."""
 
 
 def fit_here(
@@ -103,7 +105,7 @@ def fit_here(
         elif size.num_parameters > _SMALL_MODEL:
             _advise_bfloat16()
         if is_open["trainer.micro_batches_at_once"] and size.num_parameters > _SMALL_MODEL:
-            chosen.append(f"trainer.micro_batches_at_once={choose_at_once(config.model)}")
+            chosen.append(f"trainer.micro_batches_at_once={choose_at_once(config)}")
     fitted = with_overrides(config, chosen) if chosen else config
     if not on_cpu and machine is None and not has_gpu():
         return config  # loading the model reports it
@@ -243,43 +245,42 @@ def _is_set(config: RunConfig, key: str) -> bool:
     return rest[-1] in holder.model_fields_set
 
 
-def choose_at_once(config: ModelConfig) -> int:
-    """Measures how many micro-batches to process at a time: 1, 2, 4 ... or one per core."""
+def choose_at_once(config: RunConfig) -> int:
+    """Measures how many micro-batches to process at a time: 1, 2, 4 ... or one per core.
+
+    Each candidate learns one micro-batch per core, of the recipe's size up to ``_MOST_TOKENS``.
+    """
     most = num_cores()
     if most == 1:
         return 1
     choose_matmul_kernel()
-    model = _two_layers(config.path)
-    candidates = sorted({*(2**power for power in range(most.bit_length())), most})
-    best, best_s = 1, float("inf")
-    for at_once in candidates:
-        seconds = min(_seconds(model, at_once, most) for _ in range(_ROUNDS))
-        if seconds < _MAX_TIME_RATIO * best_s:
-            best, best_s = at_once, seconds
-    return best
-
-
-def _two_layers(path: str) -> PreTrainedModel:
-    """Two blocks of the model's shape with random weights, which are as fast as trained ones."""
-    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    config.num_hidden_layers = min(_NUM_LAYERS, config.num_hidden_layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[: config.num_hidden_layers]
-    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    attention.install(model)
-    model.get_input_embeddings().requires_grad_(False)
-    return model
-
-
-def _seconds(model: PreTrainedModel, at_once: int, num_micro_batches: int) -> float:
+    model = _two_layers(config.model)
+    tokens = min(config.trainer.max_tokens_per_micro_batch, _MOST_TOKENS)
+    length = min(tokens, config.environment.max_tokens // 2)
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (_NUM_TOKENS,), generator=generator)
-    packed = lay_end_to_end([ids.tolist()])
+    ids = torch.randint(model.config.vocab_size, (tokens,), generator=generator)
+    packed = lay_end_to_end([part.tolist() for part in ids.split(length)])
 
     def loss() -> tuple[Tensor, None]:
         return hidden_states(model, packed).square().mean(), None
 
-    losses = [partial(loss) for _ in range(num_micro_batches)]
-    started = time.perf_counter()
-    accumulate(model.base_model, losses, at_once)
-    return time.perf_counter() - started
+    candidates = sorted({*(2**power for power in range(most.bit_length())), most})
+    works = [partial(accumulate, model.base_model, [loss] * most, each) for each in candidates]
+    return candidates[fastest([partial(seconds_of, work) for work in works])]
+
+
+def _two_layers(model_config: ModelConfig) -> PreTrainedModel:
+    """Two blocks of the model's shape with random weights, which are as fast as trained ones."""
+    config = AutoConfig.from_pretrained(
+        model_config.path, local_files_only=True, trust_remote_code=False
+    )
+    config.num_hidden_layers = min(_NUM_LAYERS, config.num_hidden_layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    dtype = getattr(torch, model_config.dtype)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=dtype)
+    if model_config.arithmetic is not None:
+        compute_in(model, getattr(torch, model_config.arithmetic))
+    attention.install(model)
+    model.get_input_embeddings().requires_grad_(False)
+    return model

@@ -146,6 +146,21 @@ def test_a_run_that_goes_on_takes_what_it_took_before(tmp_path: Path) -> None:
     assert again.rollout == first.rollout
 
 
+@pytest.mark.parametrize("first_choice", [1, 2])
+def test_a_resumed_run_does_not_measure_again_how_many_micro_batches_to_process_at_once(
+    first_choice: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The machine may be busier now, and another choice would change the last bits."""
+    monkeypatch.setattr(module, "choose_at_once", lambda _: first_choice)
+    first = fit_here(config_of(), machine=machine(800))
+    assert first.trainer.micro_batches_at_once == first_choice
+    (tmp_path / "config.yaml").write_text(to_yaml(first))
+    monkeypatch.delattr(module, "choose_at_once")
+    again = fit_here(config_of(), earlier=tmp_path / "config.yaml", machine=machine(800))
+    assert again.trainer.micro_batches_at_once == first_choice
+    assert fit_here(first, machine=machine(800)).trainer.micro_batches_at_once == first_choice
+
+
 def test_a_run_with_functions_of_the_callers_goes_on(tmp_path: Path) -> None:
     """``config.yaml`` refers to a local function as no recipe may, and was read as a recipe."""
 
