@@ -6,6 +6,7 @@ A writer answers one prompt with one text; callers run many at a time. ``model.e
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -153,7 +154,8 @@ class EndpointWriter:
         self._seed = seed
         self._price = price
         self._earlier = earlier
-        self._reserved = 0.0
+        self._num_in_flight, self._reserved = 0, 0.0
+        self._ended = asyncio.Condition()
 
     @property
     def usage(self) -> Usage:
@@ -170,17 +172,27 @@ class EndpointWriter:
         text = prompt.as_text()
         num_tokens = len(text.encode()) // _BYTES_PER_TOKEN + _CHAT_FORMAT_TOKENS
         most = self._price.of(Usage(num_tokens, 0, MAX_REPLY_TOKENS, 0))
-        # Replies that could not be used are billed, too; requests in flight may cost their most.
-        spent = self._price.of(self.usage) + self._reserved
-        if spent + most > self._price.max_cost:
-            raise CostReached
-        self._reserved += most
+        # Requests in flight may cost their most, so wait for them before giving up.
+        async with self._ended:
+            await self._ended.wait_for(lambda: not self._num_in_flight or most <= self._left)
+            if most > self._left:
+                raise CostReached
+            self._num_in_flight += 1
+            self._reserved += most
         try:
             return await self._ask(text, key, temperature)
         except EngineError as failure:
             raise WriterRefused(str(failure)) from failure
         finally:
-            self._reserved -= most
+            async with self._ended:
+                self._num_in_flight -= 1
+                self._reserved -= most
+                self._ended.notify_all()
+
+    @property
+    def _left(self) -> float:
+        """What may still be spent; replies that could not be used are billed, too."""
+        return self._price.max_cost - self._price.of(self.usage) - self._reserved
 
     async def _ask(self, text: str, key: str, temperature: float) -> WriterReply:
         settings = self._client.settings

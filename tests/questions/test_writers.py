@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -74,14 +76,31 @@ def ask(url: str, price: Price, earlier: Usage, num: int) -> list[WriterReply | 
     return asyncio.run(run())
 
 
-def test_requests_in_flight_count_towards_the_limit():
-    """All were sent at once, before the first one's tokens were known."""
-    with chat_server(lambda _: "Bel Ard") as server:
+def test_requests_in_flight_count_towards_the_limit_until_they_end():
+    """Two may cost their most, 256 each, within 600; the others wait until one has cost 2."""
+    in_flight, most, lock = 0, 0, threading.Lock()
+
+    def write(_: str) -> str:
+        nonlocal in_flight, most
+        with lock:
+            in_flight += 1
+            most = max(most, in_flight)
+        time.sleep(0.05)
+        with lock:
+            in_flight -= 1
+        return "Bel Ard"
+
+    with chat_server(write) as server:
         replies = ask(server.url, Price(0, 1e6, max_cost=600), Usage(), 5)
-        assert [type(reply) for reply in replies] == [WriterReply] * 2 + [CostReached] * 3
-        assert len(server.prompts) == 2
-        replies = ask(server.url, Price(0, 1e6, max_cost=600), Usage(0, 0, 500, 0), 1)
-        assert [type(reply) for reply in replies] == [CostReached]
+        assert [type(reply) for reply in replies] == [WriterReply] * 5
+        assert most == 2
+        replies = ask(server.url, Price(0, 1e6, max_cost=600), Usage(0, 0, 500, 0), 3)
+        assert [type(reply) for reply in replies] == [CostReached] * 3
+        replies = ask(server.url, Price(0, 1e6, max_cost=260), Usage(), 5)
+        assert sorted(type(reply).__name__ for reply in replies) == [
+            *["CostReached"] * 2,
+            *["WriterReply"] * 3,  # the fourth could have cost 262 in all
+        ]
 
 
 def test_a_refused_prompt_concerns_one_candidate_and_a_failing_server_is_asked_again():
