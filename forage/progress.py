@@ -29,6 +29,10 @@ class Bar:
         if note is not None:
             self.progress.update(self.task, note=note)
 
+    def show(self, completed: int, note: str) -> None:
+        """Sets what is completed and the text at the end of the line."""
+        self.progress.update(self.task, completed=completed, note=note)
+
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Bar]:

@@ -2,8 +2,9 @@
 
 The episodes are recorded ones that ``data/selection.py`` selects, or scripted demonstrations of the
 training questions, played through the real environment and retriever. Demonstrations of test
-questions then measure how well the model reads. The result is an ordinary model directory; the
-learning is in ``training/warm_start.py``.
+questions then measure how well the model reads. A question writer learns from lessons instead of
+episodes (``questions/lessons.py``). The result is an ordinary model directory; the learning is in
+``training/warm_start.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from typing import TYPE_CHECKING, Literal
 
 from forage.commands.arguments import add_config
 from forage.config.run_config import RunConfig, load_config
-from forage.config.warm_start_config import ReadingSource, RecordedSource, ScriptedSource
+from forage.config.warm_start_config import (
+    ReadingSource,
+    RecordedSource,
+    ScriptedSource,
+    WritingSource,
+)
 from forage.data.questions import read_questions
 from forage.data.selection import select
 from forage.disk.disk_failures import refuse_unwritable
@@ -33,7 +39,7 @@ from forage.rewards.scoring import score_episode
 from forage.types import Episode, Generate, Origin, Question, Status, TokenizerId
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from forage.environment.codec import Codec
     from forage.rollout.play.player import Job, Player
@@ -57,8 +63,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     config = load_config(args.config, args.overrides)  # before torch is imported
     run_sft(config, args.out, adapter_only=args.adapter)
-    text = "Wrote the model after %d steps to %s. Next: forage train %s model.path=%s"
-    LOG.info(text, config.warm_start.num_steps, args.out, args.config, args.out)
+    then = f"forage train {args.config} model.path={args.out}"
+    if isinstance(config.warm_start.source, WritingSource):
+        then = f"forage questions DOCUMENTS --out DIR --model {args.out}"
+    LOG.info(
+        "Wrote the model after %d steps to %s. Next: %s",
+        config.warm_start.num_steps,
+        args.out,
+        then,
+    )
     return 0
 
 
@@ -73,10 +86,9 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     from forage.environment.remembered import memory_of
     from forage.environment.template import MEMORY_FILE
     from forage.plan.fit_here import fit_here
-    from forage.rollout.play.player import Player
+    from forage.questions.lessons import read_lessons
     from forage.training import lora
     from forage.training.model import load_policy, load_tokenizer, save_model
-    from forage.training.warm_start import find_read_arguments, weigh
 
     if adapter_only and config.model.lora is None:
         raise UserError("without model.lora there are no adapters to write; leave --adapter out")
@@ -86,28 +98,43 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     config = fit_here(config, "supervised")
     choose_matmul_kernel()
     tokenizer = load_tokenizer(config.model)
-    player = Player(config.environment, config.rollout, tokenizer, config.seed)
-    settings, source = config.warm_start, config.warm_start.source
-    held_out: list[Episode] = []
-    if isinstance(source, RecordedSource):
-        episodes = recorded(config, player.codec)
+    is_writer = isinstance(config.warm_start.source, WritingSource)
+    if is_writer:
+        sequences, read_arguments = read_lessons(config, tokenizer)
     else:
-        num_episodes = settings.num_steps * settings.sequences_per_step
-        questions = _questions_to_show(config, "train")
-        episodes = asyncio.run(demonstrate(config, source, player, questions, num_episodes))
-        if config.data.test is not None:
-            questions = _questions_to_show(config, "test")
-            held_out = asyncio.run(demonstrate(config, source, player, questions, NUM_HELD_OUT))
-    contexts = [context for episode in episodes for context in episode.contexts]
-    sequences = [weigh(context, player.codec, settings) for context in contexts]
-    read_arguments = [find_read_arguments(episode, player.codec) for episode in held_out]
+        sequences, read_arguments = _episodes(config, tokenizer)
     model = load_policy(config.model, config.seed)
     torch.manual_seed(config.seed)  # for the dropout of adapters
     _learn(config, model, sequences, read_arguments)
     if lora.has_adapters(model) and not adapter_only:
         lora.merge(model)
     save_model(model, tokenizer, out)
-    (out / MEMORY_FILE).write_text(memory_of(config.environment), encoding="utf-8")
+    if not is_writer:
+        (out / MEMORY_FILE).write_text(memory_of(config.environment), encoding="utf-8")
+
+
+def _episodes(
+    config: RunConfig, tokenizer: PreTrainedTokenizerFast
+) -> tuple[list[WeightedTokens], list[ReadArguments]]:
+    """The episodes to learn from, and held-out ones to measure how well the model reads."""
+    from forage.rollout.play.player import Player
+    from forage.training.warm_start import find_read_arguments, weigh
+
+    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    settings, source = config.warm_start, config.warm_start.source
+    held_out: list[Episode] = []
+    if isinstance(source, ScriptedSource | ReadingSource):
+        num_episodes = settings.num_steps * settings.sequences_per_step
+        questions = _questions_to_show(config, "train")
+        episodes = asyncio.run(demonstrate(config, source, player, questions, num_episodes))
+        if config.data.test is not None:
+            questions = _questions_to_show(config, "test")
+            held_out = asyncio.run(demonstrate(config, source, player, questions, NUM_HELD_OUT))
+    else:
+        episodes = recorded(config, player.codec)
+    contexts = [context for episode in episodes for context in episode.contexts]
+    sequences = [weigh(context, player.codec, settings) for context in contexts]
+    return sequences, [find_read_arguments(episode, player.codec) for episode in held_out]
 
 
 def recorded(config: RunConfig, codec: Codec) -> list[Episode]:

@@ -67,6 +67,16 @@ class ReadingSource(Frozen):
     """Share of the others that searches for keywords first instead of the question."""
 
 
+class WritingSource(Frozen):
+    """Lessons for a question writer: labelled questions, each with the passage that answers it."""
+
+    kind: Literal["writing"] = "writing"
+    reading_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of lessons that answers a question; the others write one."""
+    unknown_share: float = Field(default=0.2, ge=0, le=1)
+    """Share of the answers that must be "unknown", because the passage is another one."""
+
+
 class MuonOptimizer(Frozen):
     """Muon for matrices, AdamW for the rest; for small models trained from random weights."""
 
@@ -85,7 +95,7 @@ class WarmStartConfig(Frozen):
     """Supervised learning from episodes, before reinforcement learning."""
 
     source: Annotated[
-        ScriptedSource | ReadingSource | RecordedSource,
+        ScriptedSource | ReadingSource | RecordedSource | WritingSource,
         Field(discriminator="kind"),
         kind_or("scripted"),
     ] = ScriptedSource()

@@ -161,8 +161,8 @@ def measure_difficulty(path: Path, questions: Sequence[Question]) -> Difficulty:
             scores.setdefault(episode.question.id, []).append(episode.reward.parts["em"])
     if not scores:
         raise UserError(
-            f"data.difficulty is {path}, which contains no scored episode of the training "
-            "questions; name the episodes of a run or an evaluation that played them"
+            f"{path} contains no scored episode of these questions, so their difficulty is "
+            "unknown; name the episodes of a run or an evaluation that played them"
         )
     return Difficulty({i: sum(those) / len(those) for i, those in scores.items()})
 

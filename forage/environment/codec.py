@@ -55,8 +55,7 @@ class Codec:
             )
         self.tokenizer = tokenizer
         self._plain = _without_added_tokens(tokenizer.backend_tokenizer)
-        names = "|".join(dict.fromkeys((*_TAG_NAMES, *tools)))
-        self._tag_start = re.compile(_TAG_START.format(names=names), re.IGNORECASE)
+        self._tag_start = tag_start(tools)
         added = tokenizer.added_tokens_decoder
         self._added_ids = frozenset(added) | frozenset(tokenizer.all_special_ids)
         self._added_text = _any_of([token.content for token in added.values()])
@@ -165,7 +164,7 @@ class Codec:
         A space would not do for tags, since a lenient reader accepts ``< search >``; for other
         strings a space after the first character is enough.
         """
-        text = _CHAT_MARKER.sub("(", self._tag_start.sub(r"[\1", text))
+        text = respelt(text, self._tag_start)
         if self._added_text is None:
             return text
         for _ in range(_MAX_ROUNDS):
@@ -174,6 +173,17 @@ class Codec:
                 break
             text = spaced
         return text
+
+
+def tag_start(tools: Sequence[str]) -> re.Pattern[str]:
+    """Matches the start of a protocol tag or of a tag of ``tools``."""
+    names = "|".join(dict.fromkeys((*_TAG_NAMES, *tools)))
+    return re.compile(_TAG_START.format(names=names), re.IGNORECASE)
+
+
+def respelt(text: str, tags: re.Pattern[str]) -> str:
+    """``text`` with tags and chat markers respelt, for readers whose tokenizer is unknown."""
+    return _CHAT_MARKER.sub("(", tags.sub(r"[\1", text))
 
 
 def _without_added_tokens(backend: Tokenizer) -> Tokenizer:

@@ -228,7 +228,7 @@ def test_a_band_without_questions_is_refused():
 
 
 def test_episodes_of_other_questions_are_refused(measured: Path):
-    with pytest.raises(UserError, match="contains no scored episode of the training questions"):
+    with pytest.raises(UserError, match="contains no scored episode of these questions"):
         measure_difficulty(measured, [Question("other", "?", ("x",), "nq")])
 
 

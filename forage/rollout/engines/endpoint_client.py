@@ -32,6 +32,7 @@ _SERVER_FAILURES = {
 }
 # Refusals of any request: wrong key, no credit, unknown model, rate limit.
 _REFUSES_ALL = {401, 402, 403, 404, 429}
+_CONTINUES = "it resumes with the missing episodes, and --retry-failed also retries the failed ones"
 
 T = TypeVar("T")
 
@@ -48,12 +49,18 @@ class EndpointFailure(EngineError):
 class EndpointClient:
     """The server of ``model.endpoint``; use it on one event loop, and close it."""
 
-    def __init__(self, settings: EndpointConfig, backoff_s: float = 1.0) -> None:
-        """``backoff_s`` is the wait before the first retry; it doubles for each further retry."""
+    def __init__(
+        self, settings: EndpointConfig, backoff_s: float = 1.0, continues: str = _CONTINUES
+    ) -> None:
+        """``backoff_s`` is the wait before the first retry; it doubles for each further retry.
+
+        ``continues``: what the command does if it is repeated after the server failed.
+        """
         key = read_key("model.endpoint", settings.key_file, settings.key_variable)
         limits = (settings.timeout_s, settings.max_retries)
         patience = Patience(*limits, backoff_s, _MAX_BACKOFF_S, is_paid=True)
         self.settings = settings
+        self._continues = continues
         self._num_in_a_row = 0
         """The number of failed requests since the last successful one."""
         self._has_answered = False
@@ -102,8 +109,7 @@ class EndpointClient:
             remedy = "Check the key, its quota, and model.endpoint.served_model"
         raise UserError(
             f"the model endpoint at {self.settings.base_url} has stopped answering ({failure}). "
-            f"{remedy}, then repeat the command: it resumes with the missing episodes, and "
-            "--retry-failed also retries the failed ones"
+            f"{remedy}, then repeat the command: {self._continues}"
         )
 
     async def list_models(self) -> ModelList | None:

@@ -1,0 +1,90 @@
+"""How many questions that ``forage questions`` keeps are true, if writer and reader make mistakes.
+
+The documents are a generated encyclopedia, whose facts are known. A scripted chat server writes and
+reads; both lie in a given share of replies, with another name or word of the passage. Needs no
+network; writes a table to stdout::
+
+    python -m benchmarks.questions_of_world --articles 400 --questions 200
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from argparse import ArgumentParser
+from collections import Counter
+from hashlib import sha256
+from pathlib import Path
+
+from forage.commands.cli import main
+from forage.data.world.encyclopedia import World, write_world
+from tests.questions.chat_server import WorldWriter, chat_server
+
+WRITER_LIES = (0.0, 0.3, 0.5)
+READER_LIES = (0.0, 0.1, 0.3)
+
+
+class Mistaken(WorldWriter):
+    """Lies in ``written`` of the questions that it writes, and in ``read`` of its answers."""
+
+    def __init__(self, world: World, written: float, read: float) -> None:
+        super().__init__(world)
+        self._shares = {True: written, False: read}
+        self._asked: Counter[str] = Counter()
+
+    def __call__(self, prompt: str) -> str:
+        text = super().__call__(prompt)
+        is_writing = "Question: ..." in prompt
+        self._asked[prompt] += 1  # each sample of the same prompt has its own luck
+        luck = sha256(f"{self._asked[prompt]}/{prompt}".encode()).digest()
+        block = prompt.partition("<passage>\n")[2].partition("\n</passage>")[0]
+        words = [word for word in re.findall(r"\w{4,}", block) if word not in text]
+        if not words or luck[0] >= 256 * self._shares[is_writing]:
+            return text
+        lie = words[luck[1] % len(words)]
+        return re.sub(r"(?<=Answer:\*\* ).*", lie, text) if is_writing else lie
+
+
+def measure(folder: Path, world: World, num_questions: int, lies: tuple[float, float]) -> str:
+    """A row of the table."""
+    out = folder / "-".join(map(str, lies))
+    writer = Mistaken(world, *lies)
+    counts = f"--train {num_questions} --dev 0 --test 0"
+    kinds = "--kinds single multi_hop comparison yes_no"
+    with chat_server(writer) as server:
+        where = f"--endpoint {server.url} --served-model scripted"
+        argv = f"questions {folder}/index --out {out} {where} {counts} {kinds}"
+        assert main(argv.split()) == 0
+    rows = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
+    true = [row["golden_answers"] == [writer.answers[row["question"]]] for row in rows]
+    statistics = json.loads((out / "statistics.json").read_text())
+    kept, candidates = statistics["verified"], statistics["candidates"]
+    drops = ", ".join(f"{name} {number}" for name, number in statistics["dropped"].items())
+    return (
+        f"| {lies[0]:g} | {lies[1]:g} | {candidates} | {kept / candidates:.2f} | {len(true)} | "
+        f"{sum(true) / len(true):.3f} | {drops} |"
+    )
+
+
+def run() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--articles", type=int, default=400)
+    parser.add_argument("--questions", type=int, default=200)
+    args = parser.parse_args()
+    rows: list[str] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        world = write_world(folder, args.articles, seed=0)
+        index = f"index --corpus {folder}/corpus.jsonl --out {folder}/index --language en"
+        assert main(index.split()) == 0
+        for written in WRITER_LIES:
+            for read in READER_LIES:
+                rows.append(measure(folder, world, args.questions, (written, read)))
+    print("| writer lies | reader lies | candidates | kept | written | true | dropped as |")
+    print("|---|---|---|---|---|---|---|")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,333 @@
+"""``forage questions``: proposes questions about your documents, and keeps those that verify.
+
+The documents become an index in ``--out`` first, as with ``forage index``. Repeated with the same
+``--out``, the command continues where it was stopped; with ``--review`` it shows what it made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forage.commands.arguments import (
+    add_address,
+    add_overrides,
+    count,
+    local_path,
+    made_of,
+    not_negative,
+    positive,
+)
+from forage.commands.own_text import OWN_TEXT, corpus_of
+from forage.errors import UserError
+from forage.progress import Bar, progress_bar
+from forage.retrieval.serve.port import bind_port
+from forage.retrieval.store.build_progress import format_duration
+
+if TYPE_CHECKING:
+    from forage.config.run_config import RunConfig
+    from forage.questions.candidate import Split
+    from forage.questions.candidate_journal import CandidateJournal
+    from forage.questions.make_questions import Wanted
+    from forage.questions.quotas import Band, Kept
+    from forage.questions.writers import Price
+    from forage.retrieval.index.index import Index
+
+LOG = logging.getLogger(__name__)
+
+INDEX_FOLDER = "index"
+PAGE_FILE = "candidates.html"
+_REPORT_EVERY_S = 10.0
+_FREE = frozenset(
+    "documents out price max_cost max_candidates run usage verbose quiet model endpoint "
+    "served_model overrides seed difficulty band review host port".split()
+)
+"""Arguments that may change when the command is repeated, or are part of the writer's settings."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    from forage.questions.candidate import Bounds, Kind
+
+    add, bounds = parser.add_argument, Bounds()
+    text = "a folder or file of documents, a corpus of JSON lines, or an index"
+    add("documents", type=local_path, metavar="DOCS_OR_INDEX", help=text)
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write to")
+    text = "the model that writes: a directory or a hub id (model.path)"
+    add("--model", metavar="MODEL", help=text)
+    text = "base URL of an OpenAI-compatible API that writes instead (model.endpoint.url)"
+    add("--endpoint", metavar="URL", help=text)
+    text = "the model's name at the endpoint (model.endpoint.served_model)"
+    add("--served-model", metavar="NAME", help=text)
+    text = "prices of a million prompt tokens and a million completion tokens"
+    add("--price", type=not_negative, nargs=2, metavar=("INPUT", "OUTPUT"), help=text)
+    text = "stop before the cost exceeds this (needs --price)"
+    add("--max-cost", type=not_negative, default=math.inf, metavar="X", help=text)
+    for split, number in (("train", 400), ("dev", 50), ("test", 50)):
+        add(f"--{split}", type=count, default=number, help=f"questions to write to {split}.jsonl")
+    text = "kinds of questions (default: all)"
+    add("--kinds", nargs="+", choices=list(map(str, Kind)), metavar="KIND", help=text)
+    add("--seed", type=count, default=0, help="seed of the draws and the sampling")
+    text = "candidates after which to stop (default: 10 for each question, and 256)"
+    add("--max-candidates", type=positive, help=text)
+    group = parser.add_argument_group("checks")
+    for name, (kind, what) in {
+        "topk": (positive, "hits of a search"),
+        "max-searches": (positive, "searches that may be needed to find the evidence"),
+        "num-samples": (positive, "samples of the reader, with the evidence and without"),
+        "min-reader": (not_negative, "smallest share of samples that answer from the evidence"),
+        "max-closed-book": (not_negative, "largest share of samples that answer without it"),
+        "max-answer-words": (positive, "words of the longest answer"),
+        "max-overlap": (not_negative, "largest overlap with another question"),
+    }.items():
+        default = getattr(bounds, name.replace("-", "_"))
+        group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=what)
+    text = "episodes of a policy on these questions (from forage eval), to drop easy and hard ones"
+    group.add_argument("--difficulty", type=Path, metavar="EPISODES", help=text)
+    text = "success rates that --difficulty keeps (default: 0.2 0.8)"
+    group.add_argument("--band", type=not_negative, nargs=2, metavar=("LOW", "HIGH"), help=text)
+    text = "review the candidates of a finished run in the browser, at --host and --port"
+    parser.add_argument("--review", action="store_true", help=text)
+    add_address(parser, 8300)
+    add_overrides(parser)
+
+
+def run(args: Namespace) -> int:
+    """Makes the questions; raises ``UserError`` if the cost or the documents allow none."""
+    from forage.questions.candidate_journal import CandidateJournal
+    from forage.retrieval.index.index import open_index
+
+    config = _config(args)
+    if args.max_cost < math.inf and args.price is None:
+        raise UserError("--max-cost needs the prices per million tokens: --price INPUT OUTPUT")
+    if args.price and config.model.endpoint is None:
+        raise UserError("--price is for an endpoint; a model in this process costs nothing")
+    wanted = _wanted(args, config.seed)
+    with (
+        open_index(_index_of(args.documents, args.out)) as index,
+        CandidateJournal(args.out, _settings(args, config, index.id)) as journal,
+    ):
+        if args.review:
+            _review(args, wanted, index, journal)
+            kept, is_whole = _replayed(args, wanted, index, journal), True
+        else:
+            kept = _kept(args, wanted, journal)
+            try:
+                is_whole = asyncio.run(_make(args, config, wanted, index, journal, kept))
+            except UserError:
+                if kept.offered:  # the page shows why it failed
+                    _write(args.out, kept, wanted, index)
+                raise
+        numbers = _write(args.out, kept, wanted, index)
+    asked = sum(wanted.counts.values())
+    if not is_whole:
+        raise UserError(
+            f"--max-cost {args.max_cost:g} is reached after {len(kept.offered)} candidates; "
+            f"{sum(numbers.values())} of {asked} questions are in {args.out}. Raise it and repeat "
+            "the command to continue"
+        )
+    _report_end(args.out, kept, numbers, wanted)
+    return 0
+
+
+def _config(args: Namespace) -> RunConfig:
+    """The settings of the writer; raises ``UserError`` unless one is named."""
+    from forage.config.run_config import build_config
+    from forage.hardware import has_gpu
+
+    given = " ".join(args.overrides)
+    if args.endpoint or "model.endpoint." in given:
+        short = {"url": args.endpoint, "served_model": args.served_model, "form": "chat"}
+        endpoint = {name: value for name, value in short.items() if value is not None}
+        # The server tokenises; the path is only the writer's name.
+        model = {"path": args.served_model or "the endpoint's model", "endpoint": endpoint}
+    elif args.model or "model.path=" in given:
+        model = {"path": args.model, "device": "cuda" if has_gpu() else "cpu"}
+    else:
+        raise UserError(
+            "name the model that writes: --model DIR, or --endpoint URL with --served-model NAME"
+        )
+    if args.endpoint and args.model:
+        raise UserError("--model and --endpoint both name the writer; leave one of them out")
+    return build_config({"model": model, "seed": args.seed}, "the writer", args.overrides)
+
+
+def _wanted(args: Namespace, seed: int) -> Wanted:
+    from forage.questions.candidate import Bounds, Kind, Split
+    from forage.questions.make_questions import Wanted
+
+    kinds = tuple(map(Kind, dict.fromkeys(args.kinds or Kind)))
+    counts = {split: getattr(args, split) for split in Split}
+    return Wanted(counts, kinds, seed, args.max_candidates, made_of(args, Bounds))
+
+
+def _kept(args: Namespace, wanted: Wanted, journal: CandidateJournal) -> Kept:
+    """No questions yet; candidates will be measured and decided as in the files that are there."""
+    from forage.questions.decisions import Decisions
+    from forage.questions.quotas import Kept
+
+    band, decisions = _band(args, journal), Decisions(args.out)
+    return Kept(wanted.counts, wanted.bounds.max_overlap, band, decisions.apply)
+
+
+def _band(args: Namespace, journal: CandidateJournal) -> Band:
+    """The success rates that are kept, and those in ``--difficulty``; raises ``UserError``."""
+    from forage.data.order import measure_difficulty
+    from forage.questions.quotas import Band
+
+    if args.difficulty is None:
+        if args.band:
+            raise UserError("--band needs the episodes of a policy: --difficulty EPISODES")
+        return Band()
+    verified = [one for one in journal.candidates.values() if one.dropped is None]
+    questions = [one.as_question() for one in verified]
+    measured = measure_difficulty(args.difficulty, questions).success_rate
+    LOG.info("%s has success rates of %d questions", args.difficulty, len(measured))
+    return Band(measured, *(args.band or ()))
+
+
+def _index_of(documents: Path, out: Path) -> Path:
+    """The index of the documents, which is built in ``out``, or the given one."""
+    from forage.retrieval.index.index import build_backend
+    from forage.retrieval.store.manifest import MANIFEST_FILE
+    from forage.retrieval.words.bm25_index import BM25Settings
+
+    if (documents / MANIFEST_FILE).is_file():
+        return documents
+    if documents.is_dir() and out.resolve().is_relative_to(documents.resolve()):
+        raise UserError(
+            f"--out {out} is inside the documents in {documents}, so the next run would read what "
+            "this one writes; choose a directory outside"
+        )
+    index = out / INDEX_FOLDER
+    # An unchanged corpus gives the same index, so a repeated command continues.
+    out.mkdir(parents=True, exist_ok=True)
+    as_index = Namespace(corpus=documents, out=index, **dict.fromkeys(OWN_TEXT))
+    with corpus_of(as_index) as corpus:
+        build_backend(corpus, index, BM25Settings(), None)
+    return index
+
+
+def _settings(args: Namespace, config: RunConfig, index: str) -> dict[str, str]:
+    """What the candidates depend on: index, writer, seed and the options that are not free."""
+    endpoint = config.model.endpoint
+    writer = config.model.path if endpoint is None else endpoint.served_model
+    given = {name: str(value) for name, value in vars(args).items() if name not in _FREE}
+    return {"index": index, "writer": writer, "seed": str(config.seed), **given}
+
+
+async def _make(
+    args: Namespace,
+    config: RunConfig,
+    wanted: Wanted,
+    index: Index,
+    journal: CandidateJournal,
+    kept: Kept,
+) -> bool:
+    from forage.questions.make_questions import make_questions, open_draws
+    from forage.questions.verify import Verifier
+    from forage.questions.writers import Price, open_writer
+
+    prompt, completion = args.price or (0.0, 0.0)
+    price = Price(prompt, completion, args.max_cost)
+    num_asked = sum(wanted.counts.values())
+    pools = open_draws(index.store, wanted)  # before the writer, which may take minutes to load
+    async with open_writer(config, price, journal.usage) as writer:
+        verifier = Verifier(writer, index.search, wanted.bounds)
+        with progress_bar("Verified questions", num_asked) as bar:
+            watch = Watch(bar, price, journal, kept, num_asked)
+            try:
+                return await make_questions(pools, wanted, verifier, journal, kept, watch.show)
+            finally:
+                journal.settle(writer.usage)
+
+
+def _replayed(args: Namespace, wanted: Wanted, index: Index, journal: CandidateJournal) -> Kept:
+    """The candidates in the journal, decided anew, without the writer."""
+    from forage.questions.make_questions import make_questions, open_draws
+
+    kept = _kept(args, wanted, journal)
+    pools = open_draws(index.store, wanted)
+    asyncio.run(make_questions(pools, wanted, None, journal, kept))
+    return kept
+
+
+def _review(args: Namespace, wanted: Wanted, index: Index, journal: CandidateJournal) -> None:
+    """Serves the review until it is interrupted."""
+    from forage.questions.decisions import Decisions
+    from forage.viewer.candidate_pages import Review, create_review_app
+    from forage.viewer.viewer_page import check_loopback, serve_pages
+
+    check_loopback(args.host, args.port)
+    if not journal.candidates:
+        raise UserError(f"{args.out} has no candidates yet; first run without --review")
+    offered = _replayed(args, wanted, index, journal).offered
+    review = Review(offered, journal.candidates, Decisions(args.out), index.store.by_id)
+    with bind_port(args.host, args.port) as listener, suppress(KeyboardInterrupt):
+        asyncio.run(serve_pages(create_review_app(review), listener, f"review of {args.out}"))
+
+
+def _write(out: Path, kept: Kept, wanted: Wanted, index: Index) -> dict[Split, int]:
+    """Writes the files; returns the number of questions of each split."""
+    from forage.questions.question_files import write_question_files
+    from forage.viewer.candidate_pages import write_candidates_page
+
+    numbers = write_question_files(out, kept, [s for s, n in wanted.counts.items() if n])
+    write_candidates_page(out / PAGE_FILE, kept.offered, index.store.by_id)
+    return numbers
+
+
+class Watch:
+    """Shows candidates, verified questions, tokens, cost and time left."""
+
+    def __init__(
+        self, bar: Bar, price: Price, journal: CandidateJournal, kept: Kept, num_asked: int
+    ) -> None:
+        self._bar, self._price, self._journal, self._kept = bar, price, journal, kept
+        self._num_asked = num_asked
+        self._start = self._last = time.monotonic()
+        self._num_before = len(journal.candidates)
+
+    def show(self) -> None:
+        kept = self._kept
+        num_kept = min(sum(kept.num_kept.values()), self._num_asked)
+        num_candidates, usage = len(self._journal.candidates), self._journal.usage
+        cost = self._price.of(usage)
+        note = f"{num_candidates:,} candidates, "
+        note += f"{usage.prompt_tokens + usage.completion_tokens:,} tokens"
+        note += f", cost {cost:.4g}" if cost else ""
+        self._bar.show(num_kept, note)
+        now = time.monotonic()
+        if num_kept and now - self._last > _REPORT_EVERY_S:
+            self._last = now
+            num_made = num_candidates - self._num_before
+            num_left = (self._num_asked - num_kept) * len(kept.offered) / num_kept
+            left = format_duration((now - self._start) / max(num_made, 1) * num_left)
+            LOG.info("%d of %d verified, %s, about %s left", num_kept, self._num_asked, note, left)
+
+
+def _report_end(out: Path, kept: Kept, numbers: Mapping[Split, int], wanted: Wanted) -> None:
+    """Says what was written, and if it is less than asked for, why."""
+    from forage.questions.make_questions import limits
+
+    num_written, num_asked = sum(numbers.values()), sum(wanted.counts.values())
+    why = f"{len(kept.offered)} candidates; dropped by check: {limits(kept.offered)}"
+    if not num_written:
+        raise UserError(f"no question was verified ({why}); {out / PAGE_FILE} shows examples")
+    made = ", ".join(f"{number} {split}" for split, number in numbers.items())
+    LOG.info("Wrote %s questions to %s (%s)", made, out, why)
+    if num_written < num_asked:
+        LOG.warning(
+            "%d of %d questions were verified: the documents have no more passages to ask about, "
+            "or --max-candidates is reached. %s shows what limits it (%s)",
+            num_written,
+            num_asked,
+            out / PAGE_FILE,
+            limits(kept.offered),
+        )

@@ -1,0 +1,190 @@
+"""A proposed question with its evidence, the result of each check, and why it was dropped.
+
+``propose.py`` decides what it is made from, ``verify.py`` fills in the checks, and
+``question_files.py`` writes those that are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from hashlib import sha256
+
+from forage.errors import UserError
+from forage.types import Passage, Question
+
+NOTHING = "nothing found"
+"""The golden answer of a question that the corpus does not answer, as in the hard world."""
+
+
+class Kind(StrEnum):
+    """What a question asks for, and from how many passages."""
+
+    SINGLE = "single"
+    MULTI_HOP = "multi_hop"
+    COMPARISON = "comparison"
+    YES_NO = "yes_no"
+    NUMBER = "number"
+    DATE = "date"
+    UNANSWERABLE = "unanswerable"
+
+
+class Split(StrEnum):
+    """The file that a question belongs to."""
+
+    TRAIN = "train"
+    DEV = "dev"
+    TEST = "test"
+
+
+class Drop(StrEnum):
+    """The check that a candidate failed, in the order in which the checks run.
+
+    ``REFUSED``: the writer gave no reply; ``UNREADABLE``: the reply is not the requested lines.
+    """
+
+    REFUSED = "refused"
+    UNREADABLE = "unreadable"
+    ANSWER = "answer"
+    UNSUPPORTED = "unsupported"
+    FOREIGN_NAME = "foreign_name"
+    CONTAINS_ANSWER = "contains_answer"
+    STANDS_ALONE = "stands_alone"
+    INSTRUCTION = "instruction"
+    SEARCH = "search"
+    SHORTCUT = "shortcut"
+    READER = "reader"
+    CLOSED_BOOK = "closed_book"
+    DIFFICULTY = "difficulty"
+    NEAR_DUPLICATE = "near_duplicate"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A passage that the question was made from; ``sha256`` identifies its text."""
+
+    passage_id: str
+    document: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """The result of each check; None if it does not apply, or an earlier one dropped the question.
+
+    Shares are from 0 to 1, yes is 1 and no is 0.
+    """
+
+    answer_words: float | None = None
+    """The number of words in the longest answer."""
+    supported: float | None = None
+    """Whether the evidence, without instruction-like text, contains the answer."""
+    foreign_names: float | None = None
+    """The number of names in the question with a word that the evidence does not have."""
+    contains_answer: float | None = None
+    """Whether the question contains its answer."""
+    stands_alone: float | None = None
+    """Whether the question makes sense to somebody who does not see the passage."""
+    instruction_words: float | None = None
+    """The number of words that only instruction-like text of the evidence has."""
+    one_search: float | None = None
+    """The share of the evidence that one search with the question finds."""
+    searches: float | None = None
+    """The share of the evidence that the allowed searches find."""
+    shortcut: float | None = None
+    """Multi-hop: whether one search with the question finds the passage with the answer."""
+    reader: float | None = None
+    """The share of samples that give the answer from the evidence."""
+    closed_book: float | None = None
+    """The share of samples that give the answer without it."""
+    policy: float | None = None
+    """The share of a policy's episodes that gave the answer."""
+    overlap: float | None = None
+    """The largest overlap with a question accepted earlier."""
+    reviewed: float | None = None
+    """1 if a reviewer accepted the question."""
+
+    def numbers(self) -> dict[str, float]:
+        """The checks that were made, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a question must reach to be kept."""
+
+    topk: int = 5
+    """Hits of a search."""
+    max_searches: int = 3
+    """Searches that may be needed to find the evidence."""
+    num_samples: int = 4
+    """Samples of the reader, with the evidence and without."""
+    min_reader: float = 0.75
+    """The smallest share of samples that must answer from the evidence."""
+    max_closed_book: float = 0.5
+    """The largest share of samples that may know the answer without it."""
+    max_answer_words: int = 8
+    """The longest answer."""
+    max_overlap: float = 0.6
+    """The largest overlap with another question."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_reader", "max_closed_book", "max_overlap"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} is {share:g}, but it is a share: 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A question that was proposed; ``dropped`` is None if it passed every check so far.
+
+    ``hops`` are the simpler questions that a multi-hop question was composed of; ``detail`` says
+    more about a failure. Tokens are those of all requests made for it.
+    """
+
+    id: str
+    split: Split
+    kind: Kind
+    evidence: tuple[Evidence, ...]
+    question: str = ""
+    answers: tuple[str, ...] = ()
+    hops: tuple[str, ...] = ()
+    checks: Checks = Checks()
+    dropped: Drop | None = None
+    detail: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.document for each in self.evidence))
+
+    @property
+    def question_id(self) -> str:
+        """Differs for other words, and for the questions of other documents."""
+        return f"{self.id}-{text_hash(self.question)[:8]}"
+
+    def as_question(self) -> Question:
+        """The question in the ordinary form; its source names its kind."""
+        is_answered = self.kind is not Kind.UNANSWERABLE
+        gold = tuple(each.passage_id for each in self.evidence) if is_answered else ()
+        return Question(self.question_id, self.question, self.answers, f"own-{self.kind}", gold)
+
+
+def text_hash(text: str) -> str:
+    """Identifies a text; white space does not count."""
+    return sha256(" ".join(text.split()).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def document_of(passage: Passage) -> str:
+    """The document that a passage is part of.
+
+    A file's passages are numbered (``guide.md#3``); in corpora of articles a title is shared.
+    """
+    name, mark, number = passage.id.rpartition("#")
+    if mark and number.isdecimal():
+        return name
+    return passage.id if "file" in passage.fields else passage.title or passage.id

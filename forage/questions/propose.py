@@ -1,0 +1,123 @@
+"""Decides what each question is made from: passages, kind, and sometimes the answer.
+
+Draws come from one pool per split and kind, in an order that depends only on the corpus and the
+seed. A pool takes one passage of each document before it takes the second of any.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from forage.questions.candidate import Kind, Split, document_of
+from forage.questions.linking import Pair, link
+from forage.questions.question_prompts import shown_text
+from forage.questions.text_checks import dates_in, names_in, numbers_in, without_instructions
+from forage.types import Passage
+
+SHARES = {
+    Kind.SINGLE: 0.40,
+    Kind.MULTI_HOP: 0.25,
+    Kind.COMPARISON: 0.10,
+    Kind.YES_NO: 0.08,
+    Kind.NUMBER: 0.07,
+    Kind.DATE: 0.05,
+    Kind.UNANSWERABLE: 0.05,
+}
+"""The share of each kind, before kinds that the corpus has no passages for are left out."""
+
+_ROUNDS = 4
+"""How often a passage may be used for a kind of question."""
+_MIN_WORDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a question is made from.
+
+    Without ``answer``, the writer chooses it. ``bridge`` is what both passages mention.
+    """
+
+    id: str
+    split: Split
+    kind: Kind
+    passages: tuple[Passage, ...]
+    answer: str = ""
+    bridge: str = ""
+
+
+def open_pools(
+    passages_of: Mapping[Split, Sequence[Passage]], kinds: Sequence[Kind], seed: int
+) -> dict[tuple[Split, Kind], Iterator[Draw]]:
+    """The pools that are not empty."""
+    pools: dict[tuple[Split, Kind], Iterator[Draw]] = {}
+    for split, all_passages in passages_of.items():
+        passages = [one for one in all_passages if len(one.text.split(" ")) >= _MIN_WORDS]
+        passages = passages or list(all_passages)
+        pairs = link(passages, random.Random(f"links-{seed}-{split}")).pairs
+        for kind in kinds:
+            rng = random.Random(f"{kind}-{seed}-{split}")
+            sources = _sources(kind, passages, pairs, rng)
+            if sources:
+                pools[split, kind] = _draws(split, kind, sources, rng)
+    return pools
+
+
+def answers_in(passage: Passage, kind: Kind, bridge: str = "") -> list[str]:
+    """Spans of a passage that can answer a question of this kind."""
+    text, _ = without_instructions(shown_text(passage))
+    find: Callable[[str], list[str]] = {Kind.NUMBER: numbers_in, Kind.DATE: dates_in}.get(
+        kind, names_in
+    )
+    taken = {passage.title.lower(), bridge.lower()}
+    return [span for span in dict.fromkeys(find(text)) if span.lower() not in taken]
+
+
+Source = tuple[tuple[Passage, ...], str]
+"""Passages and what they have in common."""
+
+
+def _sources(
+    kind: Kind, passages: Sequence[Passage], pairs: Sequence[Pair], rng: random.Random
+) -> list[Source]:
+    """What a kind of question can be made from, spread over documents."""
+    if kind in (Kind.MULTI_HOP, Kind.COMPARISON):
+        # A passage about what both mention gives the best questions, then names of many words.
+        best = sorted(pairs, key=lambda pair: (not pair.is_directed, " " not in pair.bridge))
+        usable = [each for each in best if kind is Kind.MULTI_HOP or not each.is_directed]
+        return _spread([((each.first, each.second), each.bridge) for each in usable])
+    found = rng.sample(list(passages), len(passages))
+    if kind in (Kind.NUMBER, Kind.DATE):
+        found = [one for one in found if answers_in(one, kind)]
+    return _spread([((one,), "") for one in found])
+
+
+def _spread(sources: Sequence[Source]) -> list[Source]:
+    """The first source of each document, then the second ones, and so on."""
+    num_of: Counter[str] = Counter()
+    ranked: list[tuple[int, Source]] = []
+    for source in sources:
+        document = document_of(source[0][0])
+        ranked.append((num_of[document], source))
+        num_of[document] += 1
+    return [source for _, source in sorted(ranked, key=lambda each: each[0])]
+
+
+def _draws(
+    split: Split, kind: Kind, sources: Sequence[Source], rng: random.Random
+) -> Iterator[Draw]:
+    """Each source in turn; half of the draws name an answer, all of them for numbers and dates."""
+    number = 0
+    for _ in range(_ROUNDS):
+        for passages, bridge in sources:
+            answer = ""
+            if kind is Kind.YES_NO:
+                answer = rng.choice(("yes", "no"))
+            elif kind in (Kind.NUMBER, Kind.DATE):
+                answer = rng.choice(answers_in(passages[0], kind))
+            elif kind in (Kind.SINGLE, Kind.MULTI_HOP) and rng.random() < 0.5:
+                answer = rng.choice(answers_in(passages[-1], kind, bridge) or [""])
+            yield Draw(f"{split}-{kind}-{number}", split, kind, passages, answer, bridge)
+            number += 1

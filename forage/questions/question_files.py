@@ -1,0 +1,73 @@
+"""Writes the kept questions and the statistics of all candidates."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from forage.data.questions import to_line
+from forage.disk.disk_failures import disk_failures
+from forage.disk.whole_writes import write_whole_text
+from forage.questions.candidate import Candidate, Split
+from forage.questions.quotas import Kept
+
+STATISTICS_FILE = "statistics.json"
+
+
+def write_question_files(out: Path, kept: Kept, splits: Iterable[Split]) -> dict[Split, int]:
+    """Writes the files into ``out``; returns the number of questions of each split."""
+    chosen = {split: kept.selected(split) for split in splits}
+    with disk_failures(out):
+        for split, candidates in chosen.items():
+            write_whole_text(out / f"{split}.jsonl", "".join(map(question_line, candidates)))
+        statistics = json.dumps(statistics_of(kept.offered, chosen), indent=1, ensure_ascii=False)
+        write_whole_text(out / STATISTICS_FILE, statistics + "\n")
+    return {split: len(candidates) for split, candidates in chosen.items()}
+
+
+def question_line(candidate: Candidate) -> str:
+    """A line of the ordinary form, with ``evidence``, ``checks`` and ``kind``."""
+    row = json.loads(to_line(candidate.as_question()))
+    row["kind"] = candidate.kind
+    row["evidence"] = [asdict(each) for each in candidate.evidence]
+    row["checks"] = candidate.checks.numbers()
+    if candidate.hops:
+        row["hop_questions"] = list(candidate.hops)
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def statistics_of(
+    offered: Sequence[Candidate], chosen: dict[Split, list[Candidate]]
+) -> dict[str, Any]:
+    """Counts of candidates, drops by check and kind, and the mean of each check."""
+    written = [one for candidates in chosen.values() for one in candidates]
+    values: dict[str, list[float]] = {}
+    for one in written:
+        for name, number in one.checks.numbers().items():
+            values.setdefault(name, []).append(number)
+    ends = {
+        kind: Counter(str(one.dropped or "verified") for one in offered if one.kind is kind)
+        for kind in dict.fromkeys(one.kind for one in offered)
+    }
+    total = Counter[str]()
+    for counts in ends.values():
+        total += counts
+    return {
+        "candidates": len(offered),
+        "verified": total.pop("verified", 0),
+        "dropped": dict(total.most_common()),
+        "kinds": ends,
+        "written": {
+            split: dict(Counter(str(one.kind) for one in candidates))
+            for split, candidates in chosen.items()
+        },
+        "documents": len({document for one in written for document in one.documents}),
+        "mean_checks": {name: round(mean(numbers), 4) for name, numbers in values.items()},
+        "prompt_tokens": sum(one.prompt_tokens for one in offered),
+        "completion_tokens": sum(one.completion_tokens for one in offered),
+    }

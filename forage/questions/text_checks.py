@@ -1,0 +1,161 @@
+"""Rules about a question's text that need no model: pure functions of strings.
+
+Each returns a number, which ``verify.py`` stores and compares with its threshold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from forage.rewards.answers import holds_answer, normalize_answer
+
+_WORD = re.compile(r"[^\W_]+")
+# A name: capitalised words, also short and with a full stop ("St. Louis"), joined by small words
+# that names contain ("Bank of England").
+_CAPITALISED = r"[^\W\d_a-z](?:\w{0,2}\.(?=[ ])|[\w'’&-]*)"
+_NAME = re.compile(
+    rf"{_CAPITALISED}(?:[ ](?:(?:of|the|de|von|van|der|la|du|and|&)[ ]){{0,2}}{_CAPITALISED})*"
+)
+_POSSESSIVE = re.compile(r"['’]s\Z")
+_SENTENCE_START = re.compile(r"(?:\A|[.!?:;\n]|[.!?] )[\s\"'“(]*\Z")
+_DAY_OR_MONTH = re.compile(
+    r"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\Z|(?:Jan|Febr)uary\Z|(?:March|April|May|June|July|"
+    r"August)\Z|(?:Septem|Octo|Novem|Decem)ber\Z"
+)
+_NUMBER = re.compile(r"(?<![\w.,])\d[\d.,]*(?:\s?%|\b)")
+_DATE = re.compile(
+    r"\b(?:\d{1,2}\.?\s)?(?:Jan|Febr|March|April|May|June|July|August|Septem|Octo|Novem|Decem)\w*"
+    r"\s(?:\d{1,2},?\s)?\d{4}\b|\b\d{4}-\d\d-\d\d\b|\b(?:1[0-9]|20)\d\d\b"
+)
+_FUNCTION_WORDS = frozenset(
+    "a an the of in on at by to for from with and or but is are was were be been do does did has "
+    "have had can could will would should what who whom whose which when where why how many much "
+    "that this these those it its he she they his her their him them as if not no yes than there "
+    "after before during about into over under both either between also only all".split()
+)
+_POINTS_AT_TEXT = re.compile(
+    r"\b(?:according to|in|from|based on|mentioned in|described in|stated in|given in|of)\s+"
+    r"(?:the|this|these|both|either)\s+(?:\w+\s)?(?:passages?|texts?|articles?|paragraphs?|"
+    r"documents?|excerpts?|contexts?|sections?|snippets?)\b"
+    r"|\b(?:this|the (?:first|second|given|above|following)) (?:passage|text|article|paragraph|"
+    r"document|excerpt|context)\b|\bthe (?:passage|text|excerpt|paragraph)\b"
+    r"|\b(?:mentioned|described|listed|stated|shown) (?:above|below|here)\b",
+    re.I,
+)
+_PRONOUN = re.compile(
+    r"\b(?:he|she|they|him|her|them|his|hers|their|theirs|it(?! true| possible)|its|this|these|"
+    r"those|here)\b",
+    re.I,
+)
+_INSTRUCTION = re.compile(
+    r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,50}\b(?:instruction|prompt|above|previous|"
+    r"prior|rule)|\b(?:you are|act as|pretend to be)\b[^.\n]{0,40}\b(?:assistant|model|ai|bot|"
+    r"writer|reader)\b|(?:^|(?<=[.!?]\s))(?:system|assistant)\s*:|\b(?:write|output|print|reply|respond|generate|"
+    r"ask|say|answer|return|begin|start)\b[^.\n]{0,60}\b(?:questions?|answers?|prompt|exactly|"
+    r"instead)\b|\b(?:new|following) instructions?\b|\blanguage model",
+    re.I | re.M,
+)
+_MAX_NAME_WORDS = 6
+_QUESTION_WORDS = (4, 60)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation."""
+    return _WORD.findall(text.lower())
+
+
+def names_in(text: str) -> list[str]:
+    """The capitalised spans of a text, without months and possessive endings.
+
+    A single word that begins a sentence is a name only if it is also capitalised elsewhere.
+    """
+    found: list[tuple[str, bool]] = []
+    for match in _NAME.finditer(text):
+        words = _POSSESSIVE.sub("", match[0]).rstrip(".'’-&").split(" ")
+        is_certain = len(words) > 1 or not _SENTENCE_START.search(text, 0, match.start())
+        while words and words[0].lower() in _FUNCTION_WORDS:
+            words = words[1:]
+        while words and words[-1].lower() in _FUNCTION_WORDS:
+            words = words[:-1]
+        name = " ".join(words)
+        if 0 < len(words) <= _MAX_NAME_WORDS and len(name) > 1 and not _DAY_OR_MONTH.match(name):
+            found.append((name, is_certain))
+    certain = {name for name, is_certain in found if is_certain}
+    return [name for name, _ in found if name in certain]
+
+
+def numbers_in(text: str) -> list[str]:
+    """Numbers as written, without those that are part of a date."""
+    return [match[0].rstrip(".,") for match in _NUMBER.finditer(_DATE.sub(" ", text))]
+
+
+def dates_in(text: str) -> list[str]:
+    """Dates and years as written."""
+    return [match[0] for match in _DATE.finditer(text)]
+
+
+def without_instructions(text: str) -> tuple[str, str]:
+    """Splits a text into what is left as evidence, and instruction-like text.
+
+    From the sentence that reads like an instruction to a model, the rest of its line counts as one:
+    what is to be written usually follows.
+    """
+    kept: list[str] = []
+    taken: list[str] = []
+    for line in text.splitlines():
+        match = _INSTRUCTION.search(line)
+        start = len(line)
+        if match:
+            ends = [end.end() for end in re.finditer(r"[.!?]\s+", line[: match.start()])]
+            start = ends[-1] if ends else 0
+        kept.append(line[:start])
+        taken.append(line[start:])
+    return "\n".join(kept), "\n".join(line for line in taken if line)
+
+
+def num_foreign_names(question: str, evidence: str) -> int:
+    """The number of names in the question with a word that the evidence does not have."""
+    known = _FUNCTION_WORDS.union(words_of(evidence))
+    return sum(not known.issuperset(words_of(name)) for name in names_in(question))
+
+
+def num_instruction_words(question: str, evidence: str, instructions: str) -> int:
+    """Words of the question that occur in instruction-like text and not in the evidence.
+
+    A question that itself reads like an instruction has only such words.
+    """
+    if _INSTRUCTION.search(question):
+        return len(words_of(question))
+    known = _FUNCTION_WORDS.union(words_of(evidence))
+    return len(set(words_of(question)).intersection(words_of(instructions)) - known)
+
+
+def stands_alone(question: str) -> bool:
+    """Whether it is one question that names its subject.
+
+    It must end in a question mark, point at no text, and use a pronoun only after a name.
+    """
+    lowest, highest = _QUESTION_WORDS
+    is_unspaced = any("\u3040" <= letter <= "\u9fff" for letter in question)
+    num_words = len(words_of(question))
+    if not question.rstrip().endswith(("?", "？")) or num_words > highest:
+        return False
+    if num_words < lowest and not is_unspaced:
+        return False
+    if _POINTS_AT_TEXT.search(question) or "http" in question.lower():
+        return False
+    pronoun = _PRONOUN.search(question)
+    return pronoun is None or any(_names_before(question, pronoun.start()))
+
+
+def _names_before(question: str, end: int) -> Iterator[bool]:
+    """Whether each name before ``end`` is more than the question's first word."""
+    for match in _NAME.finditer(question[:end]):
+        yield match.start() > 0 or any(w.lower() not in _FUNCTION_WORDS for w in match[0].split())
+
+
+def contains_answer(question: str, answers: Sequence[str]) -> bool:
+    """Whether the question contains an answer; yes and no are no giveaway."""
+    telling = [one for one in answers if normalize_answer(one) not in ("yes", "no", "")]
+    return bool(telling) and holds_answer(question, telling)
