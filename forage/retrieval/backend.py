@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A row of the corpus and its score (higher is better)."""
+class Scored(NamedTuple):
+    """A row of the corpus and its score (higher is better).
+
+    A tuple, because a search makes one per hit and it takes half the time of a dataclass.
+    """
 
     row: int
     score: float

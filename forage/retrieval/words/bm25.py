@@ -100,7 +100,7 @@ class BM25:
             [numbers[word] for word in self._terms(query) if word in numbers] for query in queries
         ]
         return [
-            [Scored(*pair) for pair in zip(rows.tolist(), scores.tolist(), strict=True)]
+            list(map(Scored._make, zip(rows.tolist(), scores.tolist(), strict=True)))
             for rows, scores in self._columns.best_of_each(terms_by_query, topk)
         ]
 
