@@ -131,7 +131,7 @@ $(ANCHORS)/.ready: pyproject.toml | $(DEV)
 	@packages() { $$1/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
 	  echo "import site; site.addsitedir('$$(packages $(VENV))')" >"$$(packages $(ANCHORS))/forage.pth"
 	@$(ANCHORS)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
-	  onnx==1.23.2 openvino==2026.4.1 intel-openmp==2026.2.0
+	  onnx==1.23.2 intel-openmp==2026.2.0
 	@touch $@
 
 # An environment of its own; its torch is the one of PyPI, which brings CUDA's libraries.

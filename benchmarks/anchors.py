@@ -14,40 +14,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.anchors.bench import Bench  # found by the line above
-from benchmarks.anchors.figure import RowRecord
-from benchmarks.anchors.machine import Conditions
 from benchmarks.anchors.page import (
     page_of,
     read_notes,
     read_records,
     write_records,
 )
-from benchmarks.anchors.rows import ROWS, Row
-from benchmarks.anchors.side import ROOT, MissingSideError, has_environment
+from benchmarks.anchors.rows import ROWS, measured
+from benchmarks.anchors.side import ROOT, has_environment
 
 FOLDER = Path(__file__).parent
 QUICK_ROUNDS, FULL_ROUNDS = 3, 7
-
-
-def measured(row: Row, folder: Path, is_quick: bool, num_rounds: int) -> RowRecord:
-    """Measures a row; what stops it becomes the row's text in the table."""
-    size = f"{'quick' if is_quick else 'full'} size"
-    conditions, bench = Conditions(size), Bench(folder, is_quick, num_rounds)
-    failure = ""
-    try:
-        row.measure(bench)
-    except MissingSideError as missing:
-        failure = f"{missing} (`{row.command}`)"
-    except Exception as error:  # one row must not end the others
-        traceback.print_exc()
-        failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return RowRecord(bench.figures, bench.sides, conditions.ended(), failure)
 
 
 def main() -> None:

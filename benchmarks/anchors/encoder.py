@@ -1,7 +1,7 @@
 """Int8 encoders on a CPU, compared with torch; and how much of recall@3 int8 loses.
 
 Forage computes with an ONNX file of the model (``forage index --onnx FILE``); the file is made here
-with ONNX Runtime's dynamic quantisation. OpenVINO reads the same file and is shown next to it.
+with ONNX Runtime's dynamic quantisation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.anchors.bench import Bench, Task
 from benchmarks.anchors.encoders import DIMENSIONS, encoder
-from benchmarks.anchors.machine import num_cores
+from benchmarks.anchors.machine import has_bfloat16
 from benchmarks.anchors.passages import real_passages
 from benchmarks.anchors.recall import recall_lost
 from benchmarks.anchors.side import Side
@@ -41,26 +41,17 @@ def measure(bench: Bench) -> None:
             arguments,
             ("onnx", "onnxruntime", "sentence-transformers"),
         )
-        openvino = Side(
-            f"OpenVINO int8 {name}",
-            "benchmarks.anchors.encoder:encode_with_openvino",
-            "the same int8 file, `PERFORMANCE_HINT=THROUGHPUT`, batches of 32 sorted by length",
-            arguments,
-            ("onnx", "openvino"),
+        dtype = "bfloat16" if has_bfloat16() else "float32"
+        torch = Side(
+            f"torch {dtype} {name}",
+            "benchmarks.anchors.encoder:encode_with_torch",
+            f"sentence-transformers, sdpa attention, {dtype} (the fastest type of this processor), "
+            f"batches of 32; {in_words()}",
+            {**arguments, "dtype": dtype},
+            ("torch", "sentence-transformers"),
+            recommended(),
         )
-        torches = [
-            Side(
-                f"torch {dtype} {name}",
-                "benchmarks.anchors.encoder:encode_with_torch",
-                f"sentence-transformers, sdpa attention, {dtype}, batches of 32; {in_words()}",
-                {**arguments, "dtype": dtype},
-                ("torch", "sentence-transformers"),
-                recommended(),
-            )
-            for dtype in ("bfloat16", "float32")
-        ]
-        aims = {torches[0].name: AIM}
-        bench.race(ours, [*torches, openvino], [Task(f"{name}, passages", "texts/s", aims)])
+        bench.race(ours, [torch], [Task(f"{name}, passages", "texts/s", {torch.name: AIM})])
     bench.figures.append(recall_lost(bench, MOST_LOST))
 
 
@@ -87,33 +78,6 @@ def encode_with_torch(talk: Talk, model: str, int8: str, num_texts: str, dtype: 
         return loaded.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
 
     _answer(talk, encode, int(num_texts), threads=torch.get_num_threads())
-
-
-def encode_with_openvino(talk: Talk, model: str, int8: str, num_texts: str) -> None:
-    import numpy as np
-    import openvino  # pyright: ignore[reportMissingImports]  # of make anchors
-    from transformers import AutoTokenizer
-
-    file = quantised_model(Path(model), Path(int8)) / ONNX_FILE
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    settings = {"PERFORMANCE_HINT": "THROUGHPUT", "INFERENCE_NUM_THREADS": num_cores()}
-    compiled = openvino.Core().compile_model(str(file), "CPU", settings)
-    names = {name for each in compiled.inputs for name in each.get_names()}
-
-    def encode(texts: Sequence[str]) -> Any:
-        sorted_texts = sorted(texts, key=len)
-        found: list[Any] = []
-        for first in range(0, len(sorted_texts), 32):
-            batch = sorted_texts[first : first + 32]
-            inputs = tokenizer(
-                batch, padding=True, truncation=True, max_length=256, return_tensors="np"
-            )
-            hidden_BTH = compiled({k: v for k, v in inputs.items() if k in names})[0]
-            mask_BT1 = inputs["attention_mask"][..., None]
-            found.append((hidden_BTH * mask_BT1).sum(1) / mask_BT1.sum(1))
-        return np.concatenate(found)
-
-    _answer(talk, encode, int(num_texts))
 
 
 def _answer(talk: Talk, encode: Encode, num_texts: int, **found: object) -> None:

@@ -46,7 +46,7 @@ def measure(bench: Bench) -> None:
         theirs = Side(
             f"products {model}",
             "benchmarks.anchors.learning:multiply",
-            "`torch.mm` alone with the step's shapes and type, one micro-batch per core on a thread "
+            "`torch.mm` alone with the step's shapes and type, a micro-batch per core on a thread "
             "each or one over all cores, whichever is faster; torch's own OpenMP with its defaults",
             arguments,
             ("torch",),
@@ -142,9 +142,7 @@ def multiply(talk: Talk, model: str, folder: str) -> None:
 
     def seconds(at_once: int) -> float:
         threads = max(1, num_cores() // at_once)
-        with ThreadPoolExecutor(
-            at_once, initializer=torch.set_num_threads, initargs=(threads,)
-        ) as pool:
+        with ThreadPoolExecutor(at_once, "", torch.set_num_threads, (threads,)) as pool:
             list(pool.map(lambda _: None, range(at_once)))
             started = time.perf_counter()
             list(pool.map(lambda _: micro_batch(), range(number)))

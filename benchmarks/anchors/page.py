@@ -82,7 +82,7 @@ def _columns(figure: Figure, link: str, note: str | None) -> Sequence[str]:
         return (figure.what, figure.anchor, aim, "not measured", "", "", "", figure.missing)
     ratios = figure.ratios
     ratio = f"{_short(figure.ratio)} [{_short(min(ratios))}, {_short(max(ratios))}]"
-    values = [f"{_long(median(side))} {figure.unit}" for side in (figure.ours, figure.theirs)]
+    values = [f"{_long(median(side))} {figure.unit}".strip() for side in (figure.ours, figure.theirs)]
     verdict = {True: "reached", None: ""}.get(figure.is_reached, "missed")
     if verdict == "missed" and note is not None:
         verdict = f"missed: [what stops it]({link})"
@@ -96,9 +96,9 @@ def _section(name: str, title: str, record: RowRecord | None, note: str | None) 
     if record is not None:
         said = record.conditions
         parts.append(
-            f"Measured on {said['machine']}, {said['date']} UTC, at {said['commit']}, {said['size']}; "
-            f"load {said['load']}, other programs used {said['others']} of the cores' time. "
-            f"It took {said['minutes']} minutes."
+            f"Measured on {said['machine']}, {said['date']} UTC, at {said['commit']}, "
+            f"{said['size']}; load {said['load']}, other programs used {said['others']} of the "
+            f"cores' time. It took {said['minutes']} minutes."
         )
         rows = [_cells(("side", "settings", "chosen or found at start", "versions"))]
         rows.append(_cells(("---",) * 4))

@@ -1,9 +1,11 @@
-"""The rows of the table, in its order: name, title, and the function that measures it."""
+"""The rows of the table, in its order, and the measurement of one of them."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.anchors import (
     bm25,
@@ -18,6 +20,9 @@ from benchmarks.anchors import (
     scale,
 )
 from benchmarks.anchors.bench import Bench
+from benchmarks.anchors.figure import RowRecord
+from benchmarks.anchors.machine import Conditions
+from benchmarks.anchors.side import MissingSideError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +75,18 @@ ROWS = {
         scale.measure,
     ),
 }
+
+
+def measured(row: Row, folder: Path, is_quick: bool, num_rounds: int) -> RowRecord:
+    """Measures a row; what stops it becomes the row's text in the table."""
+    size = f"{'quick' if is_quick else 'full'} size"
+    conditions, bench = Conditions(size), Bench(folder, is_quick, num_rounds)
+    failure = ""
+    try:
+        row.measure(bench)
+    except MissingSideError as missing:
+        failure = f"{missing} (`{row.command}`)"
+    except Exception as error:  # one row must not end the others
+        traceback.print_exc()
+        failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return RowRecord(bench.figures, bench.sides, conditions.ended(), failure)

@@ -156,13 +156,14 @@ def sample_with_generate(talk: Talk, model: str, dtype: str) -> None:
 
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
     policy.generation_config.eos_token_id = None
+    generate: Any = policy.generate  # pyright: ignore[reportAttributeAccessIssue]  # a mixin's
 
     def batch(texts: list[list[int]], lengths: list[int]) -> list[list[int]]:
         longest = max(map(len, texts))
         ids_BT = torch.tensor([[0] * (longest - len(ids)) + ids for ids in texts])
         mask_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in texts])
         with torch.inference_mode():
-            out_BT = policy.generate(
+            out_BT = generate(
                 input_ids=ids_BT,
                 attention_mask=mask_BT,
                 max_new_tokens=max(lengths),

@@ -21,7 +21,7 @@ MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """An episode: its prompt, the length of each turn, and the observation after each but the last."""
+    """An episode: prompt, length of each turn, and the observation after each but the last."""
 
     key: str
     prompt: list[int]

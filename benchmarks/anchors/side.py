@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -58,6 +58,7 @@ class OpenSide:
 
     side: Side
     record: SideRecord
+    pid: int
     _requests: IO[str]
     _replies: IO[str]
     _log: Path
@@ -100,7 +101,7 @@ def opened(side: Side, folder: Path) -> Iterator[OpenSide]:
             versions = _read(replies, side, log)["versions"]
             found = _read(replies, side, log)["ready"]
             record = SideRecord(side.name, side.settings, found, versions)
-            yield OpenSide(side, record, requests, replies, log)
+            yield OpenSide(side, record, process.pid, requests, replies, log)
     finally:
         _end(process)
 
@@ -133,10 +134,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         pass
     finally:
-        try:
+        with suppress(ProcessLookupError):  # all of them ended
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of them ended
         process.wait()
 
 

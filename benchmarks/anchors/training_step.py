@@ -49,4 +49,4 @@ def take_steps(talk: Talk, world: str, folder: str, episodes: int) -> None:
                 per_episode=seconds / len(step.episodes) * 1000,
                 tokens_per_episode=sampled / len(step.episodes),
             )
-        steps.close()
+        del steps  # ends the run

@@ -226,12 +226,12 @@ class _Rules:
         most = self.environment.max_observation_tokens
         return build_observation(hits, self.codec, most).token_ids
 
-    def reward(self, completions: Any, answers: Any, **_: Any) -> list[float]:
+    def reward(self, completions: Any, answers: Any, **_: Any) -> list[float | None]:
         """1 for an episode whose last turn contains a golden answer's exact match."""
         from forage.environment.actions import Answer, parse_action
         from forage.rewards.answers import exact_match
 
-        rewards: list[float] = []
+        rewards: list[float | None] = []
         for completion, golden in zip(completions, answers, strict=True):
             action = parse_action(completion[-1].get("content") or "")
             is_right = isinstance(action, Answer) and exact_match(action.text, golden)
@@ -297,4 +297,5 @@ class _Rules:
 
 
 if __name__ == "__main__":
-    _train(None, *sys.argv[1:4], int(sys.argv[4]))
+    world, folder, kind, processes = sys.argv[1:]
+    _train(None, world, folder, kind, int(processes))
