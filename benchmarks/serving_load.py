@@ -40,7 +40,7 @@ from typing import Any
 
 from load import Load, Outcome, drive
 
-from forage.hardware import in_passing_thread, quiet_openmp
+from forage.hardware import die_with_parent, in_passing_thread, quiet_openmp
 
 if __name__ in ("__main__", "__mp_main__"):  # whoever imports this file chooses its own settings
     quiet_openmp()
@@ -208,6 +208,7 @@ def serve_original(settings: DenseSettings, port: int) -> None:
 
 
 def _run(app: Any, port: int) -> None:
+    die_with_parent()
     uvicorn.run(app, port=port, log_level="warning", access_log=False)
 
 
