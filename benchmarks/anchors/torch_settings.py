@@ -1,7 +1,8 @@
 """The variables that PyTorch's tuning guide recommends for a CPU, for sides that use torch alone.
 
-Intel's OpenMP with a short block time and bound threads, one per core. Without ``make anchors``,
-torch's own OpenMP with its defaults.
+Intel's OpenMP with a short block time, one thread per core. The guide also binds threads to cores,
+which on a machine with other work makes every parallel region wait for the busier core. Without
+``make anchors``, torch's own OpenMP with its defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ def recommended() -> dict[str, str]:
         "LD_PRELOAD": str(_LIBRARY),
         "OMP_NUM_THREADS": cores,
         "KMP_BLOCKTIME": "1",
-        "KMP_AFFINITY": "granularity=fine,compact,1,0",
     }
 
 
