@@ -23,7 +23,7 @@ def main() -> None:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
-            talk.missing(f"{package} is not installed")
+            talk.missing(f"{package} is not installed: `make anchors`")
             return
     talk.versions(versions)
     module, _, function = work.partition(":")

