@@ -52,6 +52,12 @@ def main() -> None:
         print(f"{name}: {ROWS[name].title}", flush=True)
         record = measured(ROWS[name], args.out, args.quick, num_rounds)
         write_records(file, read_records(file) | {name: record})
+        write_page(file)  # a later row that is interrupted costs none of the earlier ones
+    write_page(file)
+
+
+def write_page(file: Path) -> None:
+    """Writes anchors.md from the records in ``file`` and the notes."""
     titles = {name: row.title for name, row in ROWS.items()}
     page = page_of(titles, read_records(file), read_notes(FOLDER / "anchors" / "notes.md"))
     (FOLDER / "anchors.md").write_text(page, encoding="utf-8")

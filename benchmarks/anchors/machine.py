@@ -65,12 +65,13 @@ def num_cores() -> int:
 def machine() -> str:
     """Processor, cores, memory, and the instructions that decide the speed of products."""
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    lines = dict(line.split("\t: ", 1) for line in about.splitlines() if "\t: " in line)
+    pairs = (line.partition(":") for line in about.splitlines())
+    lines = {name.strip(): value.strip() for name, _, value in pairs}
     name = lines.get("model name", platform.processor())
     flags = lines.get("flags", "").split()
     has = [each for each in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if each in flags]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return f"{num_cores()} cores of {name.strip()} ({', '.join(has)}), {memory:.0f} GB"
+    return f"{num_cores()} cores of {name} ({', '.join(has)}), {memory:.0f} GB"
 
 
 def has_bfloat16() -> bool:
