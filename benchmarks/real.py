@@ -95,7 +95,9 @@ def shown(config: ModelConfig) -> None:
 
 def learning(config: ModelConfig) -> None:
     """Tokens per second of forward and backward, and their share of all cores' matrix rate."""
-    at_once = choose_at_once(config)
+    model_settings = config.model_dump(exclude_unset=True)
+    tree = {"name": "learning", "output_dir": tempfile.mkdtemp(), "model": model_settings}
+    at_once = choose_at_once(build_config(tree, source="benchmarks/real.py"))
     model = load_model(config)
     install(model)
     packed = lay_end_to_end([list(range(1000, 1000 + NUM_TOKENS))])

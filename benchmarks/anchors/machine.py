@@ -81,6 +81,7 @@ def has_bfloat16() -> bool:
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    """The last commit that changed ``forage/``."""
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "forage"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"

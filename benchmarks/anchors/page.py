@@ -82,7 +82,9 @@ def _columns(figure: Figure, link: str, note: str | None) -> Sequence[str]:
         return (figure.what, figure.anchor, aim, "not measured", "", "", "", figure.missing)
     ratios = figure.ratios
     ratio = f"{_short(figure.ratio)} [{_short(min(ratios))}, {_short(max(ratios))}]"
-    values = [f"{_long(median(side))} {figure.unit}".strip() for side in (figure.ours, figure.theirs)]
+    values = [
+        f"{_long(median(side))} {figure.unit}".strip() for side in (figure.ours, figure.theirs)
+    ]
     verdict = {True: "reached", None: ""}.get(figure.is_reached, "missed")
     if verdict == "missed" and note is not None:
         verdict = f"missed: [what stops it]({link})"
