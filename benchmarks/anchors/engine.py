@@ -23,7 +23,7 @@ AIMS = {8: 5.0, 32: 4.0, 96: 3.0}
 
 
 def measure(bench: Bench) -> None:
-    arguments = {"world": str(demo_world(bench.folder)), "num_episodes": bench.pick(192, 384)}
+    arguments = {"world": str(demo_world(bench.folder)), "num_episodes": bench.pick(96, 384)}
     ours = Side(
         "forage engine",
         "benchmarks.anchors.engine:play_with_engine",

@@ -29,6 +29,7 @@ def take_steps(talk: Talk, world: str, folder: str, episodes: int) -> None:
 
     quiet_openmp()
     from forage import Run
+    from forage.records import read_metrics
     from forage.retrieval.serve.child_server import ServerProcess
 
     out = emptied(Path(folder) / f"steps-{episodes}")
@@ -41,11 +42,12 @@ def take_steps(talk: Talk, world: str, folder: str, episodes: int) -> None:
             started = time.perf_counter()
             step = next(steps)
             seconds = time.perf_counter() - started
+            rollout_s = read_metrics(config.output_dir)[-1]["seconds/rollout"]
             sampled = sum(episode.num_sampled_tokens for episode in step.episodes)
             talk.reply(
                 value=seconds,
-                rollout=step.metrics["seconds/rollout"],
-                learning=seconds - step.metrics["seconds/rollout"],
+                rollout=rollout_s,
+                learning=seconds - rollout_s,
                 per_episode=seconds / len(step.episodes) * 1000,
                 tokens_per_episode=sampled / len(step.episodes),
             )
