@@ -10,6 +10,7 @@ from benchmarks.anchors.demo_world import demo_world
 from benchmarks.anchors.machine import num_cores
 from benchmarks.anchors.side import Side
 from benchmarks.anchors.training_step import step_side
+from benchmarks.anchors.trl_trainer import MICRO_BATCHES
 
 EPISODES = 96
 AIM = 4.0
@@ -37,8 +38,9 @@ def trl_side(bench: Bench, kind: str, processes: int) -> Side:
         f"TRL {kind}, {processes} process{'es' * (processes > 1)}",
         "benchmarks.anchors.trl_trainer:take_steps",
         f"`{kind}=`, {processes} x {each} episodes generated in one batch per turn, learnt in "
-        f"micro-batches of {min(each, 32)}, no gradient checkpointing, `beta=0`, sdpa attention, "
-        f"fused AdamW, {threads} threads per process; the index is searched in the process",
+        f"micro-batches of {MICRO_BATCHES[processes]}, no gradient checkpointing, `beta=0`, sdpa "
+        f"attention, fused AdamW, {threads} threads per process; the index is searched "
+        "in the process",
         {**arguments, "kind": kind, "processes": processes},
         ("trl", "transformers", "accelerate", "torch"),
         {"OMP_NUM_THREADS": str(threads)},

@@ -18,7 +18,8 @@ from typing import Any
 from benchmarks.anchors.demo_world import PACKAGE, STANDING_RATE, demo_config
 from benchmarks.anchors.talk import Talk
 
-MICRO_BATCH = 32
+MICRO_BATCHES = {1: 32, 2: 24}
+"""Episodes in a micro-batch by processes; it divides the episodes of each."""
 EPISODES = 96
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -79,7 +80,8 @@ def _train(talk: Talk | None, world: str, folder: str, kind: str, processes: int
 
     rules = _Rules(Path(world))
     each = EPISODES // processes
-    micro_batch = min(MICRO_BATCH, each)
+    micro_batch = MICRO_BATCHES[processes]
+    assert each % micro_batch == 0, "TRL would play fewer episodes"
     model = AutoModelForCausalLM.from_pretrained(
         str(PACKAGE / "warm" / "model"), dtype=torch.float32, attn_implementation="sdpa"
     )
@@ -108,6 +110,7 @@ def _train(talk: Talk | None, world: str, folder: str, kind: str, processes: int
         logging_strategy="no",
         disable_tqdm=True,
         ddp_backend="gloo" if processes > 1 else None,
+        ddp_find_unused_parameters=False,
     )
     way: dict[str, Any] = {"tools": [rules.search]}
     if kind == "rollout_func":
