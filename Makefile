@@ -1,4 +1,4 @@
-# make demo | real | test | test-slow | lint | format | docs | vllm | test-vllm | clean
+# make demo | real | test | test-slow | lint | format | docs | vllm | test-vllm | anchors | clean
 # Each target first makes .venv from the lock files if it is missing or out of date; a second run
 # installs nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`;
 # tests run in two processes, `make test JOBS=0` runs them in one (to see their output, say).
@@ -16,6 +16,7 @@ VENV := .venv
 VLLM := .vllm
 VERIFIERS := .verifiers
 TRACKERS := .trackers
+ANCHORS := .anchors
 FLOORS := .floors
 NEWEST := .newest
 BIN := $(VENV)/bin
@@ -37,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo real test test-slow lint docs format clean venv dev vllm test-vllm verifiers test-verifiers trackers test-trackers floors test-floors newest test-newest lock
+.PHONY: help demo real test test-slow lint docs format clean venv dev vllm test-vllm verifiers test-verifiers trackers test-trackers anchors floors test-floors newest test-newest lock
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
@@ -50,6 +51,7 @@ help:
 	@echo "make test-vllm  the tests against a real vLLM server"
 	@echo "make test-verifiers  the test with the real verifiers, in an environment of its own"
 	@echo "make test-trackers  the tests with the real MLflow and trackio, in an environment of its own"
+	@echo "make anchors  what benchmarks/anchors.py compares with, in an environment of its own"
 	@echo "make test-floors  make test with the oldest packages that pyproject.toml admits: 9 GB"
 	@echo "make test-newest  make test with the newest packages, also beyond the bounds of pyproject.toml"
 	@echo "make lock    write the lock files again (needs uv); ARGS=--upgrade takes newer packages"
@@ -121,6 +123,17 @@ $(TRACKERS)/.ready: pyproject.toml | $(DEV)
 test-trackers: $(DEV) trackers
 	@$(TRACKERS)/bin/python -m pytest -m trackers $(ARGS) $(call FILES_WITH,mark\.trackers)
 
+# Packages that only benchmarks/anchors.py compares with. As trackers: all else is that of $(VENV).
+anchors: $(ANCHORS)/.ready
+
+$(ANCHORS)/.ready: pyproject.toml | $(DEV)
+	@test -x $(ANCHORS)/bin/python || $(BIN)/python -m venv $(ANCHORS)
+	@packages() { $$1/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	  echo "import site; site.addsitedir('$$(packages $(VENV))')" >"$$(packages $(ANCHORS))/forage.pth"
+	@$(ANCHORS)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	  onnx==1.23.2 intel-openmp==2026.2.0
+	@touch $@
+
 # An environment of its own; its torch is the one of PyPI, which brings CUDA's libraries.
 floors: $(FLOORS)/.ready
 
@@ -181,7 +194,7 @@ docs: $(DEV)
 	@echo "open build/site/index.html"
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(VERIFIERS) $(TRACKERS) $(FLOORS) $(NEWEST) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(VERIFIERS) $(TRACKERS) $(ANCHORS) $(FLOORS) $(NEWEST) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(READY)

