@@ -224,7 +224,7 @@ def test_a_bad_line_is_an_error_with_its_number(tmp_path: Path, line: str, messa
         (b'[{"question": "x"},', "mine.json:1: not valid JSON"),
         (b'[{"question": "x"}]', "mine.json: record 1: no known form .* has these keys: question"),
         (b'{"data": []}', "contains no questions"),
-        (b'{"data": [{"paragraphs": [{}]}]}', "paragraph 0: an object with a string"),
+        (b'{"data": [{"paragraphs": [{}]}]}', "paragraph 0 must be an object with a string"),
         (b'{"data": [null]}', "data must be a list of objects"),
         (b'{"data": [{"paragraphs": 5}]}', "paragraphs must be a list of objects, not 5"),
         (
