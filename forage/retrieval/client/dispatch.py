@@ -30,6 +30,7 @@ from forage.types import FailureKind, Hit, PageText
 
 logger = logging.getLogger(__name__)
 
+_SHORTEST_RETRY_S = 0.05
 _POLL_S = 0.25
 _RETRIEVE = "/retrieve"
 # Larger than legitimate replies: whole pages, or hundreds of passages for dozens of queries.
@@ -109,7 +110,9 @@ class Dispatcher:
             nonlocal last
             server = await self._next_server(deadline, refusing, failed)
             timeout_s = min(self._settings.timeout_s, deadline - loop.time())
-            if server is None or timeout_s <= 0:
+            # A try with hardly any time left would fail as late, and hide why the others failed.
+            least_s = 0.0 if last is None else _SHORTEST_RETRY_S
+            if server is None or timeout_s <= least_s:
                 late = RemoteFailure(FailureKind.TIMEOUT, "the deadline passed")
                 return replace(last or (late if server else self._ejected()), may_pass=False)
             self.num_retries += tries > 0

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from forage.config.search_config import SearchServer
 from forage.errors import UserError
+from forage.retrieval.client import dispatch
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.serve.port import bind_port
 from forage.types import FailureKind, Hit, Passage, SearchReply
@@ -287,6 +288,22 @@ async def test_a_server_that_dies_gives_failures_until_it_is_back():
         await server.start()
         assert await client.search("b") == echoed("b")
         assert client.counts.failures == {FailureKind.UNAVAILABLE: 1}
+
+
+async def test_the_last_moment_before_the_deadline_does_not_hide_why_a_search_failed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A try with 0.3 ms left timed out, so a dead server was counted as a slow one."""
+    monkeypatch.setattr(dispatch, "_SHORTEST_RETRY_S", 0.45)
+    async with (
+        faults.running(faults.answers) as server,
+        client_of(server.url, timeout_s=0.5, deadline_s=0.5) as client,
+    ):
+        assert await client.search("a") == echoed("a")
+        await server.stop()
+        reply = await client.search("b")
+        assert reply.failure is FailureKind.UNAVAILABLE
+        assert "cannot be reached" in reply.detail
 
 
 async def test_a_caller_that_is_cancelled_takes_nothing_from_the_others():
