@@ -216,5 +216,4 @@ def _best(scores_K: np.ndarray, rows_K: np.ndarray, topk: int) -> list[Scored]:
     found = rows_K >= 0
     scores, rows = scores_K[found], rows_K[found]
     order = np.lexsort((rows, -scores))[:topk]
-    pairs = zip(rows[order].tolist(), scores[order].tolist(), strict=True)
-    return [Scored(row, score) for row, score in pairs]
+    return list(map(Scored, rows[order].tolist(), scores[order].tolist()))
