@@ -151,7 +151,7 @@ def choose_arithmetic(
 def measure_rates(config: RunConfig) -> Rates:
     """Measures the rates on a few demonstrations; the search service must be running."""
     from forage.commands.sft_command import demonstrate
-    from forage.config.warm_start_config import RecordedSource
+    from forage.config.warm_start_config import ReadingSource, ScriptedSource
     from forage.data.questions import read_questions
     from forage.environment.codec import Codec
     from forage.rollout.play.player import Player
@@ -160,7 +160,7 @@ def measure_rates(config: RunConfig) -> Rates:
 
     settings, source = config.warm_start, config.warm_start.source
     assert config.data.train is not None
-    assert not isinstance(source, RecordedSource)
+    assert isinstance(source, ScriptedSource | ReadingSource)
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     questions = read_questions(config.data.train)
