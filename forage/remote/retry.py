@@ -17,6 +17,9 @@ from forage.remote.request import RemoteFailure
 
 T = TypeVar("T")
 
+SHORTEST_RETRY_S = 0.05
+"""A retry with less time left would fail as late, and hide why the earlier tries failed."""
+
 _MAX_BILLED = 2
 _JITTER = random.Random()  # separate: a run's seeded generators must not change
 
@@ -52,10 +55,10 @@ async def retry(
 ) -> T | RemoteFailure:
     """The result of ``attempt(0)``, ``attempt(1)``, ..., or the last failure.
 
-    Stops at a permanent failure, after the last retry, or if the next try would start after
-    ``deadline`` (the loop's time). A server's Retry-After is honoured as long as one more try fits
-    after it: it alone must not end a search that has time left. If ``needs_pause()`` is false
-    because there is another server, the next try follows at once.
+    Stops at a permanent failure, after the last retry, or if the next try would have less than
+    ``SHORTEST_RETRY_S`` before ``deadline`` (the loop's time). A server's Retry-After is honoured
+    as long as one more try fits after it: it alone must not end a search that has time left. If
+    ``needs_pause()`` is false because there is another server, the next try follows at once.
     """
     loop = asyncio.get_running_loop()
     tries = num_billed = 0
@@ -72,7 +75,7 @@ async def retry(
         if needs_pause():
             room_s = deadline - patience.timeout_s - loop.time()
             pause_s = max(patience.pause_s(tries), min(outcome.retry_after_s, room_s))
-        if loop.time() + pause_s >= deadline:
+        if loop.time() + pause_s >= deadline - SHORTEST_RETRY_S:
             return outcome
         await asyncio.sleep(pause_s)
         tries += 1

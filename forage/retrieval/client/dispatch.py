@@ -22,7 +22,7 @@ from forage.config.search_config import SearchServer
 from forage.data.corpus import replace_surrogates
 from forage.errors import UserError
 from forage.remote.request import BadReply, HttpReply, HttpRequest, HttpSender, RemoteFailure, Shape
-from forage.remote.retry import Patience, retry
+from forage.remote.retry import SHORTEST_RETRY_S, Patience, retry
 from forage.remote.secret import read_token
 from forage.retrieval.client.servers import Served, Server, Servers
 from forage.retrieval.wire import AccessRequest, RetrieveRequest, read_page, read_reply
@@ -30,7 +30,6 @@ from forage.types import FailureKind, Hit, PageText
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_RETRY_S = 0.05
 _POLL_S = 0.25
 _RETRIEVE = "/retrieve"
 # Larger than legitimate replies: whole pages, or hundreds of passages for dozens of queries.
@@ -110,8 +109,7 @@ class Dispatcher:
             nonlocal last
             server = await self._next_server(deadline, refusing, failed)
             timeout_s = min(self._settings.timeout_s, deadline - loop.time())
-            # A try with hardly any time left would fail as late, and hide why the others failed.
-            least_s = 0.0 if last is None else _SHORTEST_RETRY_S
+            least_s = 0.0 if last is None else SHORTEST_RETRY_S  # the wait for a server took time
             if server is None or timeout_s <= least_s:
                 late = RemoteFailure(FailureKind.TIMEOUT, "the deadline passed")
                 return replace(last or (late if server else self._ejected()), may_pass=False)

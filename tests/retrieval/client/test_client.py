@@ -294,7 +294,7 @@ async def test_the_last_moment_before_the_deadline_does_not_hide_why_a_search_fa
     monkeypatch: pytest.MonkeyPatch,
 ):
     """A try with 0.3 ms left timed out, so a dead server was counted as a slow one."""
-    monkeypatch.setattr(dispatch, "_SHORTEST_RETRY_S", 0.45)
+    monkeypatch.setattr(dispatch, "SHORTEST_RETRY_S", 0.45)
     async with (
         faults.running(faults.answers) as server,
         client_of(server.url, timeout_s=0.5, deadline_s=0.5) as client,
