@@ -20,7 +20,7 @@ _INTRODUCTION = """\
 <!-- written by benchmarks/anchors.py from anchors.json and anchors/notes.md: do not edit -->
 
 Each row compares Forage with the strongest version of another program that its users would run.
-Every side runs in a process of its own, with the settings that its own documentation recommends;
+Every side runs in a separate process, with the settings that its documentation recommends;
 the sections below name them. Within a run the sides alternate, and their order is reversed from
 round to round. A ratio is the median over the rounds, with the lowest and the highest in brackets;
 above 1, Forage is faster (for a share: Forage's share of the rate).

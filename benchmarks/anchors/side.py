@@ -1,4 +1,4 @@
-"""One side of a comparison: a program in a process of its own, so that no setting reaches another.
+"""One side of a comparison: a program in a separate process, so that settings do not leak.
 
 The process gets none of the caller's variables for threads and kernels, only those of its side.
 """

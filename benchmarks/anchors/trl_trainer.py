@@ -50,7 +50,7 @@ RESPONSE_TEMPLATE = {
 
 
 def take_steps(talk: Talk, world: str, folder: str, kind: str, processes: int) -> None:
-    """Rank 0, and the other rank as a process of its own."""
+    """Runs rank 0 here and the other rank in a separate process."""
     if processes == 1:
         _train(talk, world, folder, kind, processes)
         return

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,10 +24,10 @@ from forage.commands.arguments import (
     positive,
 )
 from forage.commands.own_text import OWN_TEXT, corpus_of
+from forage.commands.questions_progress import PAGE_FILE, Watch, report_end
 from forage.errors import UserError
-from forage.progress import Bar, progress_bar
+from forage.progress import progress_bar
 from forage.retrieval.serve.port import bind_port
-from forage.retrieval.store.build_progress import format_duration
 
 if TYPE_CHECKING:
     from forage.config.run_config import RunConfig
@@ -37,14 +35,11 @@ if TYPE_CHECKING:
     from forage.questions.candidate_journal import CandidateJournal
     from forage.questions.make_questions import Wanted
     from forage.questions.quotas import Band, Kept
-    from forage.questions.writers import Price
     from forage.retrieval.index.index import Index
 
 LOG = logging.getLogger(__name__)
 
 INDEX_FOLDER = "index"
-PAGE_FILE = "candidates.html"
-_REPORT_EVERY_S = 10.0
 _FREE = frozenset(
     "documents out price max_cost max_candidates run usage verbose quiet model endpoint "
     "served_model overrides seed difficulty band review host port".split()
@@ -132,7 +127,7 @@ def run(args: Namespace) -> int:
             f"{sum(numbers.values())} of {asked} questions are in {args.out}. Raise it and repeat "
             "the command to continue"
         )
-    _report_end(args.out, kept, numbers, wanted)
+    report_end(args.out, kept, numbers, wanted)
     return 0
 
 
@@ -281,53 +276,3 @@ def _write(out: Path, kept: Kept, wanted: Wanted, index: Index) -> dict[Split, i
     numbers = write_question_files(out, kept, [s for s, n in wanted.counts.items() if n])
     write_candidates_page(out / PAGE_FILE, kept.offered, index.store.by_id)
     return numbers
-
-
-class Watch:
-    """Shows candidates, verified questions, tokens, cost and time left."""
-
-    def __init__(
-        self, bar: Bar, price: Price, journal: CandidateJournal, kept: Kept, num_asked: int
-    ) -> None:
-        self._bar, self._price, self._journal, self._kept = bar, price, journal, kept
-        self._num_asked = num_asked
-        self._start = self._last = time.monotonic()
-        self._num_before = len(journal.candidates)
-
-    def show(self) -> None:
-        kept = self._kept
-        num_kept = min(sum(kept.num_kept.values()), self._num_asked)
-        num_candidates, usage = len(self._journal.candidates), self._journal.usage
-        cost = self._price.of(usage)
-        note = f"{num_candidates:,} candidates, "
-        note += f"{usage.prompt_tokens + usage.completion_tokens:,} tokens"
-        note += f", cost {cost:.4g}" if cost else ""
-        self._bar.show(num_kept, note)
-        now = time.monotonic()
-        if num_kept and now - self._last > _REPORT_EVERY_S:
-            self._last = now
-            num_made = num_candidates - self._num_before
-            num_left = (self._num_asked - num_kept) * len(kept.offered) / num_kept
-            left = format_duration((now - self._start) / max(num_made, 1) * num_left)
-            LOG.info("%d of %d verified, %s, about %s left", num_kept, self._num_asked, note, left)
-
-
-def _report_end(out: Path, kept: Kept, numbers: Mapping[Split, int], wanted: Wanted) -> None:
-    """Says what was written, and if it is less than asked for, why."""
-    from forage.questions.make_questions import limits
-
-    num_written, num_asked = sum(numbers.values()), sum(wanted.counts.values())
-    why = f"{len(kept.offered)} candidates; dropped by check: {limits(kept.offered)}"
-    if not num_written:
-        raise UserError(f"no question was verified ({why}); {out / PAGE_FILE} shows examples")
-    made = ", ".join(f"{number} {split}" for split, number in numbers.items())
-    LOG.info("Wrote %s questions to %s (%s)", made, out, why)
-    if num_written < num_asked:
-        LOG.warning(
-            "%d of %d questions were verified: the documents have no more passages to ask about, "
-            "or --max-candidates is reached. %s shows what limits it (%s)",
-            num_written,
-            num_asked,
-            out / PAGE_FILE,
-            limits(kept.offered),
-        )

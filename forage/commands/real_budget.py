@@ -150,7 +150,7 @@ def choose_arithmetic(
 
 def measure_rates(config: RunConfig) -> Rates:
     """Measures the rates on a few demonstrations; the search service must be running."""
-    from forage.commands.sft_command import demonstrate
+    from forage.commands.demonstrations import demonstrate
     from forage.config.warm_start_config import ReadingSource, ScriptedSource
     from forage.data.questions import read_questions
     from forage.environment.codec import Codec

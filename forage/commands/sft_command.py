@@ -14,12 +14,12 @@ import json
 import logging
 import random
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from forage.commands.arguments import add_config
+from forage.commands.demonstrations import demonstrate, questions_to_show
 from forage.config.run_config import RunConfig, load_config
 from forage.config.warm_start_config import (
     ReadingSource,
@@ -27,22 +27,18 @@ from forage.config.warm_start_config import (
     ScriptedSource,
     WritingSource,
 )
-from forage.data.questions import read_questions
 from forage.data.selection import select
 from forage.disk.disk_failures import refuse_unwritable
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
-from forage.rewards.reward_config import RewardConfig
-from forage.rewards.scoring import score_episode
-from forage.types import Episode, Generate, Origin, Question, Status, TokenizerId
+from forage.types import Episode, Origin, TokenizerId
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from forage.environment.codec import Codec
-    from forage.rollout.play.player import Job, Player
     from forage.training.warm_start import ReadArguments, WeightedTokens
 
 LOG = logging.getLogger(__name__)
@@ -125,10 +121,10 @@ def _episodes(
     held_out: list[Episode] = []
     if isinstance(source, ScriptedSource | ReadingSource):
         num_episodes = settings.num_steps * settings.sequences_per_step
-        questions = _questions_to_show(config, "train")
+        questions = questions_to_show(config, "train")
         episodes = asyncio.run(demonstrate(config, source, player, questions, num_episodes))
         if config.data.test is not None:
-            questions = _questions_to_show(config, "test")
+            questions = questions_to_show(config, "test")
             held_out = asyncio.run(demonstrate(config, source, player, questions, NUM_HELD_OUT))
     else:
         episodes = recorded(config, player.codec)
@@ -206,120 +202,3 @@ def _learn(
                 reading = f", reads {row['reading']:.0%}"
             losses.write(json.dumps(row) + "\n")
             bar.advance(f"loss {loss:.2f}{reading}")
-
-
-async def demonstrate(
-    config: RunConfig,
-    source: ScriptedSource | ReadingSource,
-    player: Player,
-    questions: Sequence[Question],
-    num_episodes: int,
-) -> list[Episode]:
-    """Plays scripted episodes of randomly drawn questions; raises ``UserError``."""
-    from forage.retrieval.client.client import SearchClient
-    from forage.rollout.play.demonstrator import FirstHit
-    from forage.rollout.play.player import Job, play_all
-
-    demonstrator_of = _demonstrators(source, player, questions, config.seed)
-    num_short = 0
-    if isinstance(source, ScriptedSource):
-        num_short = round(source.single_passage_share * num_episodes)
-    rng = random.Random(f"demonstrations-{config.seed}")
-    jobs = [
-        Job(_drawn(questions, source, rng), index, f"demonstration/{index}")
-        for index in range(num_episodes)
-    ]
-
-    async with SearchClient(config.search) as client:
-        await client.wait_until_ready(config.data.index)
-
-        async def play(job: Job) -> Episode:
-            search = FirstHit(client) if job.member < num_short else client
-            episode = await player.play(job, demonstrator_of(job), search)
-            # The reward is only recorded, so it does not use a judge, which may cost money.
-            reward = score_episode(episode, RewardConfig(), protocol=config.environment.protocol)
-            return replace(episode, reward=reward)
-
-        episodes: dict[str, Episode] = {}
-        with progress_bar("demonstrations", num_episodes) as bar:
-
-            def keep(job: Job, episode: Episode) -> None:
-                episodes[job.key] = episode
-                bar.advance()
-
-            await play_all(jobs, play, config.rollout.max_concurrent_episodes, keep)
-    in_order = [episodes[job.key] for job in jobs]
-    answered = [episode for episode in in_order if episode.status is Status.ANSWERED]
-    if len(answered) < len(episodes) / 2:
-        raise UserError(
-            f"only {len(answered)} of {len(episodes)} demonstrations reached their answer: "
-            "raise environment.max_tokens, max_turns or max_turn_tokens, or check the retriever"
-        )
-    return answered
-
-
-def _demonstrators(
-    source: ScriptedSource | ReadingSource, player: Player, questions: Sequence[Question], seed: int
-) -> Callable[[Job], Generate]:
-    from forage.retrieval.words.languages import stop_words
-    from forage.rollout.play.demonstrator import (
-        Demonstrator,
-        Reader,
-        ScriptWriter,
-        plan_reading,
-        words_without,
-    )
-
-    if isinstance(source, ScriptedSource):
-        writer = ScriptWriter(questions, source.poor_share, player.write_search)
-
-        def script(job: Job) -> Generate:
-            written = writer.write(job.question, random.Random(f"{seed}/{job.key}"))
-            return Demonstrator(written, player.codec)
-
-        return script
-    shares = (source.poor_share, source.keyword_share)
-    key_words = words_without(stop_words("en"))
-
-    def read(job: Job) -> Generate:
-        rng = random.Random(f"{seed}/{job.key}")
-        plan = plan_reading(job.question, questions, *shares, key_words, rng)
-        return Reader(job.question, plan, player.codec, player.write_search)
-
-    return read
-
-
-def _drawn(
-    questions: Sequence[Question], source: ScriptedSource | ReadingSource, rng: random.Random
-) -> Question:
-    if isinstance(source, ReadingSource) or source.multi_hop_share is None:
-        return rng.choice(questions)
-    is_multi = rng.random() < source.multi_hop_share
-    for _ in range(1000):
-        question = rng.choice(questions)
-        if (len(question.hops) > 1) == is_multi:
-            return question
-    raise UserError(
-        f"warm_start.source.multi_hop_share is {source.multi_hop_share}, but almost no question of "
-        f"data.train needs {'two or more searches' if is_multi else 'one search'}; change it"
-    )
-
-
-def _questions_to_show(config: RunConfig, split: Literal["train", "test"]) -> Sequence[Question]:
-    """The questions of a file that can be demonstrated; raises ``UserError`` if there are none."""
-    is_train, data = split == "train", config.data
-    path, form = (data.train, data.train_form) if is_train else (data.test, data.test_form)
-    if path is None:
-        raise UserError(f"data.{split} is missing: name a file of questions")
-    questions = read_questions(path, form)
-    if isinstance(config.warm_start.source, ReadingSource):
-        return questions
-    questions = [question for question in questions if question.hops]
-    if not questions:
-        raise UserError(
-            f"no question of {path} contains its solution (metadata.hops), so none can be "
-            "demonstrated step by step: demonstrate how to search, read and answer with "
-            "warm_start.source=reading, or learn from recorded episodes with "
-            "warm_start.source.kind=recorded and warm_start.source.episodes=FILE"
-        )
-    return questions

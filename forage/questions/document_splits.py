@@ -21,7 +21,7 @@ class DocumentSets:
         self._parent: dict[str, str] = {}
 
     def root(self, document: str) -> str:
-        """One document that stands for the whole set."""
+        """The document that represents the set, the same for all its members."""
         path = [document]
         while (parent := self._parent.setdefault(path[-1], path[-1])) != path[-1]:
             path.append(parent)

@@ -68,7 +68,7 @@ def words_of(text: str) -> list[str]:
 def names_in(text: str) -> list[str]:
     """The capitalised spans of a text, without months and possessive endings.
 
-    A single word that begins a sentence is a name only if it is also capitalised elsewhere.
+    A single word that begins a sentence is a name only if it is also capitalised within a sentence.
     """
     found: list[tuple[str, bool]] = []
     for match in _NAME.finditer(text):

@@ -17,9 +17,8 @@ from forage.remote.request import RemoteFailure
 
 T = TypeVar("T")
 
+# A retry with less time left would fail as late, and hide why the earlier tries failed.
 SHORTEST_RETRY_S = 0.05
-"""A retry with less time left would fail as late, and hide why the earlier tries failed."""
-
 _MAX_BILLED = 2
 _JITTER = random.Random()  # separate: a run's seeded generators must not change
 

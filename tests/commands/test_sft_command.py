@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from forage.commands.sft_command import demonstrate, recorded, run_sft
+from forage.commands.demonstrations import demonstrate
+from forage.commands.sft_command import recorded, run_sft
 from forage.config.run_config import RunConfig
 from forage.config.warm_start_config import RecordedSource, ScriptedSource
 from forage.data.questions import read_questions, write_questions
