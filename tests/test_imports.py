@@ -66,7 +66,7 @@ LINE_BUDGETS = {
     "algorithms": 2_805,
     "cluster": 1_130,
     # forage questions (questions_command.py), and a question writer as a target of forage sft.
-    "commands": 4_970,
+    "commands": 4_955,
     # The lessons of a question writer (warm_start_config.py).
     "config": 3_660,
     "data": 3_465,
