@@ -68,7 +68,9 @@ def test_staleness_is_compared_with_none_over_searches_that_wait(
             assert re.search(figure, text, re.MULTILINE), text
         rows = read_metrics(tmp_path / f"{engine}-pair0-s{staleness}")
         assert len(rows) == 3
-        assert max(row["policy/staleness"] for row in rows) == staleness
+        # A mean over tokens: below S where a publish met episodes that were still being played.
+        stalest = max(row["policy/staleness"] for row in rows)
+        assert stalest == 0 if staleness == 0 else 0 < stalest <= staleness
         waited = sum(row["seconds/search_wait"] for row in rows)
         assert waited > 0.1, "the searches of a step wait 300 ms in the median before they are sent"
     ratio = re.search(r"^pair 0: S = 1 is (\d+\.\d\d) times S = 0$", text, re.MULTILINE)
