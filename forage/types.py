@@ -29,7 +29,8 @@ class Hop:
 class Question:
     """A question's text, golden answers, data source and id.
 
-    ``gold_passage_ids`` and ``hops`` are empty if the source does not provide them.
+    ``gold_passage_ids``, ``hops`` and ``hop_questions`` (simpler questions that lead to the answer
+    one after another) are empty if the source does not provide them.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Question:
     source: str
     gold_passage_ids: tuple[str, ...] = ()
     hops: tuple[Hop, ...] = ()
+    hop_questions: tuple[str, ...] = ()
 
     @property
     def num_hops(self) -> int | None:

@@ -171,7 +171,9 @@ class Candidate:
         """The question in the ordinary form; its source names its kind."""
         is_answered = self.kind is not Kind.UNANSWERABLE
         gold = tuple(each.passage_id for each in self.evidence) if is_answered else ()
-        return Question(self.question_id, self.question, self.answers, f"own-{self.kind}", gold)
+        source = f"own-{self.kind}"
+        text, answers = self.question, self.answers
+        return Question(self.question_id, text, answers, source, gold, hop_questions=self.hops)
 
 
 def text_hash(text: str) -> str:

@@ -36,8 +36,6 @@ def question_line(candidate: Candidate) -> str:
     row["kind"] = candidate.kind
     row["evidence"] = [asdict(each) for each in candidate.evidence]
     row["checks"] = candidate.checks.numbers()
-    if candidate.hops:
-        row["hop_questions"] = list(candidate.hops)
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 

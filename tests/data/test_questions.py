@@ -320,12 +320,18 @@ def test_any_text_in_any_field_is_read_and_written_back(tmp_path: Path, odd: str
         **{"id": f"i{odd}", "question": f"q{odd}?", "golden_answers": [f"a{odd}"]},
         **{"data_source": f"s{odd}", "metadata": {"gold_passage_ids": [f"p{odd}"], "hops": [hop]}},
     }
+    row["metadata"]["hop_questions"] = [f"s{odd}?"]
     (tmp_path / "f.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "list.json").write_text(json.dumps([row], indent=1))
     questions = read_questions(tmp_path / "f.jsonl")
     assert read_questions(tmp_path / "list.json") == questions
     repr(questions[0]).encode()
-    for text in (questions[0].id, questions[0].source, *questions[0].gold_passage_ids):
+    for text in (
+        questions[0].id,
+        questions[0].source,
+        *questions[0].gold_passage_ids,
+        *questions[0].hop_questions,
+    ):
         text.encode()
     write_questions(tmp_path / "again.jsonl", questions)
     assert read_questions(tmp_path / "again.jsonl") == questions
@@ -335,3 +341,38 @@ def test_any_text_in_any_field_is_read_and_written_back(tmp_path: Path, odd: str
     extra = {"extra_info": {"question_id": f"i{odd}", "index": 0}}
     (tmp_path / "f.jsonl").write_text(json.dumps(chat | extra) + "\n")
     assert read_questions(tmp_path / "f.jsonl")[0].id == questions[0].id
+
+
+def test_a_decomposition_and_gold_passages_are_read_wherever_a_row_has_them(tmp_path: Path):
+    """Gold passages in the row itself were ignored, so the gold arm refused such files."""
+    row = {"question": "Where was the father of X born?", "answers": ["Paris"]}
+    steps = [
+        {"question": "Who is the father of X?", "answer": "Y"},
+        {"question": "Where was Y born?"},
+    ]
+    in_row = row | {"gold_passage_ids": ["p1", "p2"], "hops": steps}
+    in_metadata = row | {
+        "metadata": {
+            "gold_passage_ids": ["p1", "p2"],
+            "hop_questions": [step["question"] for step in steps],
+        }
+    }
+    # Another dataset's number of hops is not a decomposition.
+    other = row | {"hops": 2}
+    path = tmp_path / "f.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in (in_row, in_metadata, other)))
+    first, second, third = read_questions(path)
+    assert first.hop_questions == ("Who is the father of X?", "Where was Y born?")
+    assert first.gold_passage_ids == ("p1", "p2")
+    assert (second.hop_questions, second.gold_passage_ids) == (
+        ("Who is the father of X?", "Where was Y born?"),
+        ("p1", "p2"),
+    )
+    assert (third.hop_questions, third.gold_passage_ids, third.hops) == ((), (), ())
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data not found")
+def test_the_questions_of_three_multi_hop_sets_have_their_decompositions():
+    questions = read_questions(SHARED / "multihop" / "train.jsonl")
+    assert sum(bool(question.hop_questions) for question in questions) == 600
+    assert all(len(question.gold_passage_ids) >= 2 for question in questions)

@@ -110,7 +110,7 @@ def test_the_files_are_ordinary_questions_with_gold_passages(
     with open_index(index) as opened:
         for row in multi_hop:
             gold = row["evidence"][-1]["passage_id"]
-            hits = opened.search([row["question"], *row["hop_questions"]], 5)
+            hits = opened.search([row["question"], *row["metadata"]["hop_questions"]], 5)
             assert gold not in {hit.passage.id for hit in hits[0]}
             assert gold in {hit.passage.id for found in hits for hit in found}
     assert multi_hop

@@ -47,13 +47,8 @@ def search_r1_question(record: Record) -> Question:
         '"reward_model.ground_truth.target"',
         '"question", or a prompt with "Question: ..."',
     )
-    return replace(
-        question,
-        id=str(extra.get("question_id") or identity),
-        source=source,
-        gold_passage_ids=record.gold_passage_ids(),
-        hops=record.hops(),
-    )
+    question_id = str(extra.get("question_id") or identity)
+    return record.with_steps(replace(question, id=question_id, source=source))
 
 
 def rlinf_question(record: Record) -> Question:
@@ -93,9 +88,12 @@ def search_r1_row(question: Question, index: int, split: str, template: str) -> 
 
 
 def metadata_of(question: Question) -> Row:
-    """The metadata that ``Record`` reads back: a question's gold passages and hops."""
+    """The metadata that ``Record`` reads back: a question's gold passages, and its steps."""
     hops = [asdict(hop) for hop in question.hops]
-    return {"gold_passage_ids": list(question.gold_passage_ids), "hops": hops}
+    metadata: Row = {"gold_passage_ids": list(question.gold_passage_ids), "hops": hops}
+    if question.hop_questions:
+        metadata["hop_questions"] = list(question.hop_questions)
+    return metadata
 
 
 def bare_question(prompt: object) -> str | None:

@@ -5,8 +5,8 @@ Errors name the position of the row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forage.data.corpus import replace_surrogates
@@ -93,13 +93,32 @@ class Record:
     def _found(self) -> str:
         return f"found: {', '.join(map(str, self.row)) or 'nothing'}"
 
-    def gold_passage_ids(self) -> tuple[str, ...]:
-        ids = self._metadata().get("gold_passage_ids") or ()
-        if not isinstance(ids, list | tuple):
-            raise UserError(f"{self.place}: gold_passage_ids must be a list, not {shorten(ids)}")
-        return tuple(str(i) for i in ids)
+    def with_steps(self, question: Question) -> Question:
+        """``question`` with its gold passages and the steps of its solution, if the row has any.
 
-    def hops(self) -> tuple[Hop, ...]:
+        They are under ``metadata`` or in the row itself. In a row, ``hops`` are the questions of a
+        decomposition, each an object with ``question``.
+        """
+        return replace(
+            question,
+            gold_passage_ids=self._texts("gold_passage_ids"),
+            hops=self._hops(),
+            hop_questions=self._texts("hop_questions") or tuple(self._decomposition()),
+        )
+
+    def _texts(self, key: str) -> tuple[str, ...]:
+        values = self._metadata().get(key) or self.row.get(key) or ()
+        if not isinstance(values, list | tuple):
+            raise UserError(f"{self.place}: {key} must be a list, not {shorten(values)}")
+        return tuple(str(value) for value in values)
+
+    def _decomposition(self) -> Iterator[str]:
+        """Other data has other things under ``hops``, such as their number."""
+        for hop in as_list(self.row.get("hops")):
+            if isinstance(hop, dict) and isinstance(hop.get("question"), str):
+                yield hop["question"]
+
+    def _hops(self) -> tuple[Hop, ...]:
         hops = objects(self.place, self._metadata().get("hops"), "hops")
         if any(not isinstance(hop.get(name), str) for hop in hops for name in _HOP_KEYS):
             raise UserError(

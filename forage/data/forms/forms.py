@@ -51,7 +51,7 @@ def flat_question(record: Record) -> Question:
     which adds ``answer_aliases``; TriviaQA, whose ``answer`` is ``{"value", "aliases"}``; PopQA,
     whose ``possible_answers`` are JSON text; the generated world's, which adds ``data_source`` and
     ``{"metadata": {"gold_passage_ids": [..], "hops": [{"subject", "relation", "value",
-    "passage_id"}]}}``.
+    "passage_id"}]}}``; and that of ``forage questions`` (``Record.with_steps``).
     """
     row = record.row
     answers = next((row[key] for key in _ANSWER_KEYS if key in row), None)
@@ -59,7 +59,7 @@ def flat_question(record: Record) -> Question:
         answers = [*as_list(answers), *aliases]
     keys = '"golden_answers", "answers" or "answer"'
     question = record.question(row.get("question"), answers, keys)
-    return replace(question, gold_passage_ids=record.gold_passage_ids(), hops=record.hops())
+    return record.with_steps(question)
 
 
 def asearcher_question(record: Record) -> Question:
@@ -117,7 +117,7 @@ _FORMS = {
         "question, and answers, golden_answers or answer (plain, FlashRAG, NQ-open)",
         lambda row: "question" in row and not row.keys().isdisjoint(_ANSWER_KEYS),
         flat_question,
-        (*_ANSWER_KEYS, "answer_aliases", "metadata"),
+        (*_ANSWER_KEYS, "answer_aliases", "metadata", "gold_passage_ids", "hops", "hop_questions"),
     ),
 }
 

@@ -131,6 +131,7 @@ def _search_r1_schema() -> pyarrow.Schema:
     hop = struct([(name, text) for name in ("subject", "relation", "value", "passage_id")])
     truth = struct([("target", list_(text))])
     extra = [("split", text), ("index", pyarrow.int64()), ("question_id", text)]
+    texts = [(name, list_(text)) for name in ("gold_passage_ids", "hop_questions")]
     return pyarrow.schema(
         [
             ("id", text),
@@ -141,6 +142,6 @@ def _search_r1_schema() -> pyarrow.Schema:
             ("ability", text),
             ("reward_model", struct([("style", text), ("ground_truth", truth)])),
             ("extra_info", struct(extra)),
-            ("metadata", struct([("gold_passage_ids", list_(text)), ("hops", list_(hop))])),
+            ("metadata", struct([*texts, ("hops", list_(hop))])),
         ]
     )

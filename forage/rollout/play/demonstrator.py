@@ -8,7 +8,11 @@ too early.
 Other questions are played by a ``Reader``, which looks at what its search found. It gives a golden
 answer only if an observation shows one, so that the policy does not learn to answer what it has not
 read. It searches for the question or its key words first, and for the other of the two if the first
-search finds nothing. A poor reader guesses without a search, or searches for a single word.
+search finds nothing. If the simpler questions that lead to the answer are known, it searches for
+each of them in order. A poor reader guesses without a search, or searches for a single word.
+
+Some answers are in no text: yes, no, and that there is nothing to be found. They are given after
+all searches.
 """
 
 from __future__ import annotations
@@ -38,7 +42,11 @@ _LOOK_UP = "I have to look this up."
 _FOUND = "This is in the results."
 _NOT_THERE = "The results do not say it."
 _TRY_AGAIN = f"{_NOT_THERE} I search for the key words."
+_NEXT = "That is one step. I look up the next."
+_CONCLUDE = "I have seen what there is."
 _GUESS = "I know this."
+_UNWRITTEN = frozenset({"yes", "no", "nothing found"})
+"""Answers that no passage has to contain (``forage questions`` writes the last)."""
 _WORD = re.compile(r"\w[\w'’-]*")
 
 
@@ -146,8 +154,10 @@ class ReadingPlan:
 
     queries: tuple[str, ...]
     guess: str = ""
-    admits_failure: bool = False
-    """Whether it answers "unknown" if nothing is found; otherwise the episode is dropped."""
+    num_needed: int = 0
+    """The number of searches without which it does not answer."""
+    conclusion: str = ""
+    """The answer if no search shows one; if there is none, the episode is dropped."""
 
 
 def plan_reading(
@@ -163,9 +173,14 @@ def plan_reading(
     if rng.random() < poor_share:
         if rng.random() < 0.5:
             return ReadingPlan((), guess=rng.choice(rng.choice(others).golden_answers))
-        return ReadingPlan((rng.choice(short.split()),), admits_failure=True)
+        return ReadingPlan((rng.choice(short.split()),), conclusion=_UNKNOWN)
     queries = (short, question.text) if rng.random() < keyword_share else (question.text, short)
-    return ReadingPlan(queries)
+    answer = question.golden_answers[0]
+    is_unwritten = answer.lower().strip(" .") in _UNWRITTEN
+    if question.hop_questions:
+        queries = question.hop_questions
+    num_needed = len(queries) if question.hop_questions or is_unwritten else 0
+    return ReadingPlan(queries, "", num_needed, answer if is_unwritten else "")
 
 
 def words_without(stop_words: Sequence[str]) -> Callable[[str], str]:
@@ -211,13 +226,17 @@ class Reader:
         plan = self._plan
         if plan.guess:
             return _answer(_GUESS, plan.guess)
-        if (found := shown_answer(observed, self._question.golden_answers)) is not None:
-            return _answer(_FOUND, found)
+        if self._num_searches >= plan.num_needed and plan.conclusion in ("", _UNKNOWN):
+            found = shown_answer(observed, self._question.golden_answers)
+            if found is not None:
+                return _answer(_FOUND, found)
         if self._num_searches == len(plan.queries):
-            if plan.admits_failure:
-                return _answer(_NOT_THERE, _UNKNOWN)
+            if plan.conclusion:
+                thought = _NOT_THERE if plan.conclusion == _UNKNOWN else _CONCLUDE
+                return _answer(thought, plan.conclusion)
             raise EngineError("no search found the answer")
-        thought = _TRY_AGAIN if self._num_searches else _LOOK_UP
+        thought = _NEXT if self._num_searches < plan.num_needed else _TRY_AGAIN
+        thought = thought if self._num_searches else _LOOK_UP
         query = plan.queries[self._num_searches]
         self._num_searches += 1
         return f"{_thought(thought)}{self._write_search(query)}"

@@ -65,7 +65,7 @@ def test_what_was_not_read_is_not_answered() -> None:
     """Otherwise a model would learn to answer without a source."""
     with pytest.raises(EngineError, match="no search found"):
         played(ReadingPlan(("a",)), "Nothing.")
-    [_, answer] = played(ReadingPlan(("a",), admits_failure=True), "Nothing.")
+    [_, answer] = played(ReadingPlan(("a",), conclusion="unknown"), "Nothing.")
     assert answer.endswith("<answer> unknown</answer>")
     assert shown_answer("in 18151 and 1815th", ["1815"]) is None
 
@@ -85,3 +85,26 @@ def test_the_shares_say_how_many_are_poor_and_how_many_search_for_key_words() ->
     poor = drawn(1.0, 0.5)
     assert {plan.guess for plan in poor} == {"", "1815"}
     assert {query for plan in poor for query in plan.queries} == {"wrote", "Iliad"}
+
+
+def planned(*answers: str, hop_questions: tuple[str, ...] = ()) -> ReadingPlan:
+    question = Question("3", "Is it?", answers, "made", hop_questions=hop_questions)
+    return plan_reading(question, [OTHER], 0.0, 0.0, KEY_WORDS, random.Random(0))
+
+
+def test_each_simpler_question_is_searched_before_the_answer_is_given() -> None:
+    plan = planned("Homer", hop_questions=("first?", "second?"))
+    turns = played(plan, "Homer did.", "Homer it is.")
+    assert ["first?" in turns[0], "second?" in turns[1]] == [True, True]
+    assert turns[2].endswith("<answer> Homer</answer>")
+    with pytest.raises(EngineError, match="no search found"):
+        played(plan, "Homer did.", "Nothing.")
+
+
+@pytest.mark.parametrize("answer", ["yes", "No.", "nothing found"])
+def test_an_answer_that_no_text_contains_is_given_after_all_searches(answer: str) -> None:
+    turns = played(planned(answer), "It says no, yes and nothing found.", "More.")
+    assert ["search" in turn for turn in turns] == [True, True, False]
+    assert turns[2].endswith(f"<answer> {answer}</answer>")
+    two_hops = planned(answer, hop_questions=("a?", "b?", "c?"))
+    assert len(played(two_hops, "One.", "Two.", "Three.")) == 4
