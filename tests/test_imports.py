@@ -65,17 +65,20 @@ LINE_BUDGETS = {
     # estimator or loss reads came here from training.
     "algorithms": 2_805,
     "cluster": 1_130,
-    # forage questions (questions_command.py), and a question writer as a target of forage sft.
-    "commands": 4_955,
+    # forage questions (questions_command.py), a question writer as a target of forage sft, and
+    # forage agent (agent_command.py).
+    "commands": 5_205,
     # The lessons of a question writer (warm_start_config.py).
     "config": 3_660,
-    "data": 3_465,
+    # The simpler questions of a multi-hop question, in its row or its metadata (fields.py).
+    "data": 3_480,
     # Whole writes and disk errors, which five folders had each for themselves.
     "disk": 175,
     "doors": 505,
     # The state of an open episode (open_episode.py), which the baselines had in evaluation.
-    # Tags are respelt in text for servers, too (codec.py).
-    "environment": 3_175,
+    # Tags are respelt in text for servers, too (codec.py). A prompt that explains no tags to a model
+    # that may not know them is said (remembered.py).
+    "environment": 3_195,
     "evaluation": 3_110,
     "models": 525,
     "plan": 1_935,
@@ -85,8 +88,9 @@ LINE_BUDGETS = {
     # Indexes of words without numba: plain_counts.py, and the choice between the two.
     "retrieval": 12_900,
     "rewards": 1_205,
-    # The message of a lost endpoint says how the command that asks it continues.
-    "rollout": 6_995,
+    # The message of a lost endpoint says how the command that asks it continues. Demonstrations
+    # search for one step after the other (demonstrator.py).
+    "rollout": 7_015,
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
     "training": 7_995,

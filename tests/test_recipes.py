@@ -13,8 +13,9 @@ from forage.config.run_config import RunConfig, load_config
 from tests.config.test_run_config import FORAGE, attributes_read, leaf_keys
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-# One shows the loop on real text; the other's reward is a judge, which the tests do not have.
-WITHOUT_TWIN = ("xquad", "browsecomp-plus")
+# One is for a user's own documents, one shows the loop on real text; the last one's reward is a
+# judge, which the tests do not have.
+WITHOUT_TWIN = ("own", "xquad", "browsecomp-plus")
 RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem not in WITHOUT_TWIN)
 TWINS = sorted(path.stem for path in (CONFIGS / "cpu").glob("*.yaml") if path.stem != "small")
 ALL = sorted(CONFIGS.rglob("*.yaml"))

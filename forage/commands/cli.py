@@ -31,6 +31,7 @@ from forage.hardware import quiet_openmp
 COMMANDS = {
     "demo": "train a small model to search on this machine, in minutes",
     "real": "train a real language model to search real text: index, train, evaluate, report",
+    "agent": "train a search agent on your own documents: question, train, evaluate, report",
     "new": "create a small model with random weights, and its tokenizer",
     "sft": "train a model on examples: recorded episodes or demonstrations",
     "train": "train a model on a recipe by reinforcement learning",
@@ -57,6 +58,7 @@ COMMANDS = {
 EXAMPLES = {
     "demo": "forage demo --seed 1 --out runs/demo",
     "real": "forage real --minutes 20 --out runs/real",
+    "agent": "forage agent documents/ --model models/smollm2 --out runs/agent",
     "new": "forage new --corpus corpus.jsonl --out models/small",
     "sft": "forage sft recipe.yaml --out models/warm warm_start.num_steps=100",
     "train": "forage train recipe.yaml trainer.learning_rate=2e-6 algorithm.advantage=rloo",

@@ -165,7 +165,8 @@ def _choose_out(out: Path | None) -> Path:
 
 
 def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
-    tree = shipped_tree("demo.yaml", out, settings.seed, url)
+    tree = shipped_tree("demo.yaml", out, settings.seed)
+    tree["search"]["url"] = url
     tree["model"] = {"path": ""}
     tree["data"] |= {name: str(out / "world" / f"{name}.jsonl") for name in ("train", "test")}
     for section, key, value in (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import socket
 import sys
@@ -16,6 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console, Group
 from rich.panel import Panel
@@ -31,6 +33,8 @@ from forage.retrieval.serve.port import bind_port
 from forage.types import Episode, Origin
 from forage.viewer.pages import visible
 
+LOG = logging.getLogger(__name__)
+
 _STYLES = {"think": "italic", "search": "bold cyan", "answer": "bold green"}
 _TAG = re.compile(rf"<(/?)({'|'.join(_STYLES)})>")
 
@@ -41,7 +45,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "the question; without one, you are prompted, or the lines of a pipe are played"
     parser.add_argument("question", nargs="?", metavar="QUESTION", help=text)
     add_overrides(parser)
-    text = "search this index, served while the command runs (default: the server at search.url)"
+    text = "search this index, served while the command runs (default: the server at search.url, or "
+    text += "a run's index if its server has ended)"
     parser.add_argument("--index", type=Path, metavar="DIR", help=text)
     text = "write each episode as a line of JSON with its turns and their durations"
     parser.add_argument("--json", action="store_true", help=text)
@@ -61,7 +66,8 @@ def run(args: Namespace) -> int:
                 "--web takes its questions in the browser: leave out the question and --json"
             )
     config = as_trained(_config(args.config, overrides))
-    with _served(config, args.index) as config:
+    index = args.index or _index_left_behind(args.config, config)
+    with _served(config, index) as config:
         if args.web:
             with bind_port(args.host, args.port) as listener:
                 asyncio.run(_play_in_browser(config, listener))
@@ -101,6 +107,22 @@ def _config(path: Path, overrides: list[str]) -> RunConfig:
     newest = latest_checkpoint(path)
     own = [] if newest is None else [f"model.path={newest}", "model.lora=null"]
     return load_config(path / "config.yaml", [*own, *overrides])
+
+
+def _index_left_behind(path: Path, config: RunConfig) -> Path | None:
+    """The index of a finished run, such as ``forage agent``'s, whose server ended with it."""
+    index, search = config.data.index, config.search
+    if not path.is_dir() or index is None or not index.is_dir() or search.kind != "server":
+        return None
+    url = urlsplit(search.urls[0])
+    if url.hostname not in ("127.0.0.1", "localhost"):
+        return None
+    try:
+        socket.create_connection((url.hostname, url.port or 80), timeout=1).close()
+    except OSError:
+        LOG.info("no server answers at %s: serving %s while this command runs", url.geturl(), index)
+        return index
+    return None
 
 
 @contextmanager

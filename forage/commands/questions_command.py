@@ -105,7 +105,7 @@ def run(args: Namespace) -> int:
         raise UserError("--price is for an endpoint; a model in this process costs nothing")
     wanted = _wanted(args, config.seed)
     with (
-        open_index(_index_of(args.documents, args.out)) as index,
+        open_index(index_of(args.documents, args.out)) as index,
         CandidateJournal(args.out, _settings(args, config, index.id)) as journal,
     ):
         if args.review:
@@ -187,7 +187,7 @@ def _band(args: Namespace, journal: CandidateJournal) -> Band:
     return Band(measured, *(args.band or ()))
 
 
-def _index_of(documents: Path, out: Path) -> Path:
+def index_of(documents: Path, out: Path) -> Path:
     """The index of the documents, which is built in ``out``, or the given one."""
     from forage.retrieval.index.index import build_backend
     from forage.retrieval.store.manifest import MANIFEST_FILE

@@ -2,64 +2,34 @@
 
 It does what the commands import-gguf, index, serve, sft, eval, train and eval do, in this order,
 and writes a report. Repeated with the same ``--out``, it continues where it was stopped.
-``real_budget.py`` measures how many steps and questions fit the time.
+``whole_run.py`` does what follows the index.
 """
 
 from __future__ import annotations
 
 import gzip
-import logging
 import shutil
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from forage.commands.arguments import add_overrides, count, made_of, minutes, port, positive
-from forage.commands.real_budget import (
-    Rates,
-    RunNotes,
-    choose_arithmetic,
-    choose_questions,
-    choose_steps,
-    choose_warm_start,
-    measure_rates,
-    put_on_device,
-    rates_of,
-    slowdown,
-)
-from forage.commands.run_report import (
-    NUM_SAMPLES,
-    as_sampled,
-    evaluate_as,
-    figures_path,
-    interrupt,
-    shipped_tree,
-    with_model,
-    with_sampled,
-    write_run_report,
-)
-from forage.commands.sft_command import run_sft
-from forage.config.run_config import RunConfig, build_config, to_yaml, with_overrides
-from forage.disk.whole_writes import put_folder, write_whole_text
+from forage.commands.real_budget import RunNotes, put_on_device
+from forage.commands.run_report import interrupt, shipped_tree
+from forage.commands.whole_run import WholeRun, base_model
+from forage.config.run_config import build_config
 from forage.errors import UserError
 from forage.hardware import has_gpu
-from forage.retrieval.serve.child_server import ServerProcess
-
-if TYPE_CHECKING:
-    from forage.evaluation.result import EvaluationResult
-
-LOG = logging.getLogger(__name__)
 
 FILES = ("corpus", "train", "dev")
-_RECIPE = "forage/commands/real.yaml"
+_RECIPE = "real.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +88,7 @@ def run_real(settings: RealSettings) -> None:
     if settings.encoder is not None and find_spec("sentence_transformers") is None:
         raise ModuleNotFoundError("--encoder needs it", name="sentence_transformers")
     # Reports a misspelt setting before a model is unpacked and an index is built.
-    build_config(_tree(settings, Path("base"), "http://127.0.0.1"), _RECIPE, settings.overrides)
+    build_config(_tree(settings, Path("base")), _RECIPE, settings.overrides)
     console = Console()
     out = settings.out
     notes = RunNotes.open(out / "real.json", settings.fixed())
@@ -127,30 +97,14 @@ def run_real(settings: RealSettings) -> None:
     signal.signal(signal.SIGTERM, interrupt)
     console.print(f"[bold]Forage on real text[/bold], seed {settings.seed}, in {out}")
     with notes.phase("model"):
-        base = _base_model(settings)
+        base = base_model(settings.model, out)
     with notes.phase("index"):
         _lay_out(settings)
-        command = _index(settings)
-    log = out / "server.log"
-    # The settings of an evaluation include the search address, so the port must stay the same.
-    port = settings.port or notes.chosen.get("port", 0)
-    with ServerProcess(out / "index", port, command=command, log_path=log) as server:
-        notes.choose(port=server.port)
-        console.print(f"Search service: {server.url} (log: {log})")
-        config = _config(settings, base, server.url, notes)
-        with notes.phase("warm start"):
-            _made(out / "models" / "warm", lambda partial: run_sft(config, partial))
-        config = _with_questions(config, settings.minutes, notes)
-        warm, trained = (with_model(config, out / "models" / name) for name in ("warm", "trained"))
-        before = _evaluate(warm, "before", notes)
-        sampled_before = _evaluate(as_sampled(warm), "before, sampled", notes)
-        warm = _with_steps(warm, settings.minutes, notes)
-        with notes.phase("learning"):
-            _made(out / "models" / "trained", lambda partial: _learn(warm, partial))
-        num_steps = warm.trainer.num_steps
-        after = _evaluate(trained, "after", notes, num_steps)
-        sampled_after = _evaluate(as_sampled(trained), "after, sampled", notes, num_steps)
-    _finish(trained, notes, (before, after), (sampled_before, sampled_after), console)
+        serve = _index(settings)
+    tree, minutes = _tree(settings, base), settings.minutes
+    index, overrides = out / "index", settings.overrides
+    run = WholeRun(out, index, _RECIPE, tree, overrides, minutes, settings.port, serve)
+    run.play(notes, console)
 
 
 def _lay_out(settings: RealSettings) -> None:
@@ -191,29 +145,9 @@ def _index(settings: RealSettings) -> tuple[str, ...] | None:
     return (sys.executable, "-P", "-m", "forage", "serve", str(out / "vectors"))
 
 
-def _base_model(settings: RealSettings) -> Path:
-    given = Path(settings.model)
-    if given.is_dir():
-        return given.resolve()
-    from forage.training.gguf_model import import_gguf
-
-    base = settings.out / "models" / "base"
-    return _made(base, lambda partial: import_gguf(settings.model, partial))
-
-
-def _made(folder: Path, write: Callable[[Path], object]) -> Path:
-    """``folder``, written first if it is missing; an interrupted write starts over."""
-    if not folder.exists():
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        write(partial)
-        put_folder(partial, folder, folder.with_name(f"{folder.name}.old"))
-    return folder
-
-
-def _tree(settings: RealSettings, base: Path, url: str) -> dict[str, Any]:
+def _tree(settings: RealSettings, base: Path) -> dict[str, Any]:
     """The recipe before it is fitted to this machine."""
-    tree = shipped_tree("real.yaml", settings.out, settings.seed, url)
+    tree = shipped_tree(_RECIPE, settings.out, settings.seed)
     tree["model"] = {"path": str(base)}
     if settings.data is not None or settings.model != RealSettings().model:
         del tree["note"]  # the note names the default model and questions
@@ -221,96 +155,3 @@ def _tree(settings: RealSettings, base: Path, url: str) -> dict[str, Any]:
     for name, file in (("train", "train"), ("test", "dev")):
         tree["data"][name] = str(settings.out / "data" / f"{file}.jsonl")
     return tree
-
-
-def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> RunConfig:
-    from forage.plan.fit_here import fit_here
-
-    tree = _tree(settings, base, url)
-    choose_arithmetic(tree, notes, base, settings.overrides)
-    recipe = settings.out / "config.yaml"
-    config = build_config(tree, _RECIPE, settings.overrides)
-    config = fit_here(config, earlier=recipe)
-    if not recipe.exists():
-        write_whole_text(recipe, to_yaml(config))
-    if not notes.chosen.keys() >= {"warm_start_steps", "num_questions"}:
-        if not notes.measured:
-            with notes.phase("measuring"):
-                notes.measured = asdict(measure_rates(config))
-        rates, per_step = Rates(**notes.measured), config.warm_start.sequences_per_step
-        notes.choose(warm_start_steps=choose_warm_start(rates, settings.minutes, per_step))
-    return with_overrides(config, [f"warm_start.num_steps={notes.chosen['warm_start_steps']}"])
-
-
-def _with_questions(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig:
-    if "num_questions" not in notes.chosen:
-        warm, left_s = config.warm_start, notes.seconds_left(minutes)
-        slower = slowdown(notes, warm.num_steps * warm.sequences_per_step, minutes)
-        num_questions = choose_questions(notes.measured["play_s"] * slower, left_s)
-        LOG.info(
-            "the warm start took %.1f minutes; %.1f of %g are left: evaluating %d questions",
-            notes.seconds["warm start"] / 60,
-            left_s / 60,
-            minutes,
-            num_questions,
-        )
-        notes.choose(num_questions=num_questions)
-    return with_overrides(config, [f"evaluation.num_questions={notes.chosen['num_questions']}"])
-
-
-def _with_steps(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig:
-    """The recipe with as many training steps as the evaluations leave time for."""
-    if "steps" not in notes.chosen:
-        trainer, warm, evaluation = config.trainer, config.warm_start, config.evaluation
-        num_learnt = warm.num_steps * warm.sequences_per_step
-        rates = rates_of(notes, num_learnt, NUM_SAMPLES * (evaluation.num_questions or 1))
-        episodes = trainer.questions_per_step * trainer.group_size
-        # The evaluations after training take as long as those before it.
-        evaluations_s = notes.seconds["before"] + notes.seconds["before, sampled"]
-        left_s = max(notes.seconds_left(minutes) - evaluations_s, 0.0)
-        steps = choose_steps(rates, left_s, episodes)
-        LOG.info("%.1f of %g minutes are left for training: %d steps", left_s / 60, minutes, steps)
-        notes.choose(steps=steps)
-    return with_overrides(config, [f"trainer.num_steps={notes.chosen['steps']}"])
-
-
-def _learn(config: RunConfig, out: Path) -> None:
-    from forage.plan.fit_here import fit_here
-    from forage.train import run_training
-    from forage.training.checkpoints.checkpoint import has_run
-    from forage.training.export import export_model
-
-    run_training(fit_here(config), resume=has_run(config.output_dir))
-    export_model(config.output_dir, out, step=None)
-
-
-def _evaluate(
-    config: RunConfig, label: str, notes: RunNotes, num_steps: int = 0
-) -> EvaluationResult:
-    from forage.viewer.evaluation_pages import write_evaluation_page
-
-    with notes.phase(label):
-        result = evaluate_as(label, config, num_steps)
-    write_evaluation_page(figures_path(config, label).with_suffix(".html"), result)
-    return result
-
-
-def _finish(
-    config: RunConfig,
-    notes: RunNotes,
-    greedy: tuple[EvaluationResult, EvaluationResult],
-    sampled: tuple[EvaluationResult, EvaluationResult],
-    console: Console,
-) -> None:
-    from forage.evaluation.report.figure_table import to_rich
-    from forage.evaluation.report.tables import before_after_table
-
-    seconds = sum(notes.seconds.values())
-    report = write_run_report(config, *greedy, seconds, sampled)
-    recipe = config.output_dir / "recipe.yaml"
-    write_whole_text(recipe, to_yaml(config))
-    pairs = zip(greedy, sampled, strict=True)
-    table = before_after_table(*(with_sampled(*pair) for pair in pairs))
-    console.print(to_rich(table, console.width))
-    console.print(f"\nReport: [bold]{report}[/bold]   ({seconds / 60:.1f} minutes in total)")
-    console.print(f"Recipe: {recipe}. By source: {report.parent / 'evaluation'}/*.html")

@@ -16,6 +16,7 @@ import yaml
 
 from forage.commands.sft_command import LOSSES_FILE
 from forage.config.run_config import RunConfig, to_yaml
+from forage.config.shipped_recipes import shipped
 from forage.records import read_metrics
 
 if TYPE_CHECKING:
@@ -57,13 +58,12 @@ def evaluate_as(label: str, config: RunConfig, step: int = 0) -> EvaluationResul
     return asyncio.run(evaluate_model(config, questions_to_evaluate(config), destination))
 
 
-def shipped_tree(name: str, out: Path, seed: int, url: str) -> dict[str, Any]:
-    """The settings of a recipe in this folder, for a run in ``out`` that searches at ``url``."""
-    text = (resources.files("forage.commands") / name).read_text(encoding="utf-8")
-    tree: dict[str, Any] = yaml.safe_load(text)
-    tree |= {"seed": seed, "output_dir": str(out), "data": {"index": str(out / "index")}}
-    tree["search"]["url"] = url
-    return tree
+def shipped_tree(name: str, out: Path, seed: int) -> dict[str, Any]:
+    """The settings of a recipe in this folder, or of a public one, for a run in ``out``."""
+    own = resources.files("forage.commands") / name
+    file = own if own.is_file() else shipped("configs") / name
+    tree: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return tree | {"seed": seed, "output_dir": str(out), "data": {"index": str(out / "index")}}
 
 
 def with_sampled(greedy: EvaluationResult, sampled: EvaluationResult) -> EvaluationSummary:

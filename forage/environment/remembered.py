@@ -19,6 +19,7 @@ from forage.config.environment_config import EnvironmentConfig
 from forage.config.run_config import RunConfig
 from forage.environment.template import BUILT_IN, MEMORY_FILE, PROMPT_KEY, PromptTemplate
 from forage.errors import UserError
+from forage.types import Tag
 
 LOG = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ def as_trained(config: RunConfig) -> RunConfig:
     """
     file = Path(config.model.path) / MEMORY_FILE
     if not file.is_file():
+        _warn_of_untaught_tags(config)
         return config
     environment = config.environment
     try:
@@ -84,6 +86,21 @@ def as_trained(config: RunConfig) -> RunConfig:
         return config
     LOG.info("using %s as it was trained: %s", config.model.path, _description(trained))
     return config.model_copy(update={"environment": found})
+
+
+def _warn_of_untaught_tags(config: RunConfig) -> None:
+    """An ordinary model that is only asked a question never searches, and scores zero."""
+    environment = config.environment
+    if environment.protocol != "tags" or Tag.ANSWER.opening in _text(environment.prompt):
+        return
+    LOG.warning(
+        "%s has no %s, so nothing says that it knows the tags of this protocol, and "
+        "environment.prompt %s does not explain them. An ordinary model then neither searches nor "
+        "answers: set environment.prompt=search-r1, or train a warm start with forage sft first",
+        config.model.path,
+        MEMORY_FILE,
+        environment.prompt,
+    )
 
 
 def _text(prompt: str) -> str:

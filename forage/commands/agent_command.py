@@ -1,0 +1,180 @@
+"""``forage agent``: trains a search agent on your documents.
+
+It does what the commands index, questions, serve, sft, eval, train and eval do with the recipe
+``configs/own.yaml``, in this order, and writes a report. Repeated with the same ``--out``, it
+continues where it was stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import signal
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from forage.commands.arguments import (
+    add_overrides,
+    count,
+    local_path,
+    made_of,
+    minutes,
+    not_negative,
+    positive,
+)
+from forage.commands.questions_command import index_of
+from forage.commands.real_budget import RunNotes, put_on_device
+from forage.commands.run_report import interrupt, shipped_tree
+from forage.commands.whole_run import WholeRun, base_model
+from forage.config.run_config import build_config
+from forage.errors import UserError
+from forage.hardware import has_gpu
+
+_RECIPE = "own.yaml"
+_SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """The arguments of ``forage agent``; None means a measured value."""
+
+    documents: Path
+    model: str
+    out: Path
+    questions: Path | None = None
+    writer: str | None = None
+    endpoint: str | None = None
+    served_model: str | None = None
+    price: tuple[float, float] | None = None
+    max_cost: float = math.inf
+    train: int = 400
+    test: int = 100
+    seed: int = 0
+    minutes: float = 110.0
+    warm_start_steps: int | None = None
+    steps: int | None = None
+    num_questions: int | None = None
+    overrides: tuple[str, ...] = ()
+
+    def fixed(self) -> dict[str, str]:
+        """The settings that must not change when a run is continued."""
+        names = ("documents", "model", "questions", "seed", "minutes", "overrides")
+        return {name: str(getattr(self, name)) for name in names}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "a folder or file of documents, a corpus of JSON lines, or an index"
+    add("documents", type=local_path, metavar="DOCS_OR_INDEX", help=text)
+    text = "the model to train: a directory, a GGUF file or a package that contains one"
+    add("--model", required=True, metavar="MODEL", help=text)
+    text = "directory to write to; a run in it is continued"
+    add("--out", type=Path, required=True, metavar="DIR", help=text)
+    text = "approximate time of training and evaluation, after the questions (default 110)"
+    add("--minutes", type=minutes, default=AgentSettings.minutes, help=text)
+    add("--seed", type=count, default=0, help="seed of the questions and the sampling")
+    text = "optimizer steps of the warm start (default: as many as the time allows)"
+    add("--warm-start-steps", type=positive, help=text)
+    text = "steps of reinforcement learning (default: as many as the time allows)"
+    add("--steps", type=positive, help=text)
+    text = "questions to evaluate in each arm (default: as many as the time allows)"
+    add("--num-questions", type=positive, help=text)
+    group = parser.add_argument_group("questions, as in forage questions")
+    text = "directory with train.jsonl and test.jsonl, instead of writing questions"
+    group.add_argument("--questions", type=local_path, metavar="DIR", help=text)
+    text = "a local model that writes the questions (default: --model)"
+    group.add_argument("--writer", metavar="MODEL", help=text)
+    text = "base URL of an OpenAI-compatible API that writes them"
+    group.add_argument("--endpoint", metavar="URL", help=text)
+    group.add_argument("--served-model", metavar="NAME", help="the model's name there")
+    text = "prices of a million prompt tokens and a million completion tokens"
+    group.add_argument(
+        "--price", type=not_negative, nargs=2, metavar=("INPUT", "OUTPUT"), help=text
+    )
+    text = "stop before the cost exceeds this (needs --price)"
+    group.add_argument("--max-cost", type=not_negative, default=math.inf, metavar="X", help=text)
+    for split in _SPLITS:
+        default = getattr(AgentSettings, split)
+        text = f"{split} questions to write (default {default})"
+        group.add_argument(f"--{split}", type=positive, default=default, help=text)
+    add_overrides(parser)
+
+
+def run(args: Namespace) -> int:
+    run_agent(made_of(args, AgentSettings))
+    return 0
+
+
+def run_agent(settings: AgentSettings) -> None:
+    """Makes an index and questions, trains, evaluates and reports; raises ``UserError``."""
+    # Reports a misspelt setting before anything is made.
+    build_config(_tree(settings, Path("base"), Path("index")), _RECIPE, settings.overrides)
+    console, out = Console(), settings.out
+    notes = RunNotes.open(out / "agent.json", settings.fixed())
+    given = {"warm_start_steps": settings.warm_start_steps, "steps": settings.steps}
+    notes.choose_given(**given, num_questions=settings.num_questions)
+    signal.signal(signal.SIGTERM, interrupt)
+    console.print(f"[bold]Forage agent[/bold] for {settings.documents}, in {out}")
+    index = out / "index"
+    if not index.exists():
+        index = index_of(settings.documents, out)
+    with notes.phase("model"):
+        base = base_model(settings.model, out)
+    _lay_out(settings, base, index, notes)
+    tree = _tree(settings, base, index)
+    WholeRun(out, index, _RECIPE, tree, settings.overrides, settings.minutes).play(notes, console)
+    ask = f'Ask it: forage play {out} "..."   In the browser: forage play {out} --web'
+    console.print(ask, soft_wrap=True, highlight=False)
+
+
+def _lay_out(settings: AgentSettings, base: Path, index: Path, notes: RunNotes) -> None:
+    """Copies the questions to ``data``, and writes them first if none were given."""
+    folder = settings.out / "data"
+    if folder.exists():
+        return
+    questions = settings.questions
+    if questions is None:
+        questions = settings.out / "questions"
+        _write_questions(settings, base, index, questions)
+    partial = folder.with_name("data.partial")
+    partial.mkdir(exist_ok=True)
+    for split in _SPLITS:
+        file = questions / f"{split}.jsonl"
+        if not file.is_file():
+            raise UserError(f"{questions} has no {file.name}; --questions needs train and test")
+        shutil.copy(file, partial)
+    partial.replace(folder)
+
+
+def _write_questions(settings: AgentSettings, base: Path, index: Path, out: Path) -> None:
+    from forage.commands.cli import main
+
+    given: list[tuple[str, object]] = [("--seed", settings.seed), ("--dev", 0)]
+    given += [(f"--{split}", getattr(settings, split)) for split in _SPLITS]
+    if settings.endpoint is None:
+        given.append(("--model", settings.writer or base))
+    else:
+        given += [("--endpoint", settings.endpoint), ("--served-model", settings.served_model)]
+    options = [str(word) for name, value in given if value is not None for word in (name, value)]
+    if settings.price is not None:
+        options += ["--price", *map(str, settings.price), "--max-cost", str(settings.max_cost)]
+    if main(["questions", str(index), "--out", str(out), *options]):
+        raise UserError(
+            "the questions were not made (see above). A small model rarely writes good ones: name "
+            "a stronger one with --writer or --endpoint, or bring questions with --questions; then "
+            "repeat the command"
+        )
+
+
+def _tree(settings: AgentSettings, base: Path, index: Path) -> dict[str, Any]:
+    """The recipe before it is fitted to this machine."""
+    tree = shipped_tree(_RECIPE, settings.out, settings.seed)
+    tree["model"] = {"path": str(base)}
+    tree["data"] = {split: str(settings.out / "data" / f"{split}.jsonl") for split in _SPLITS}
+    tree["data"]["index"] = str(index)
+    put_on_device(tree, "cuda" if has_gpu() else "cpu")
+    return tree

@@ -1,0 +1,108 @@
+"""``forage agent``: from documents to a trained agent, with a writer that knows the documents."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from forage.commands.cli import main
+from forage.data.corpus import write_corpus
+from forage.data.questions import read_questions
+from forage.data.world.encyclopedia import make_world
+from forage.records import read_metrics
+from tests.questions.chat_server import WorldWriter, chat_server
+from tests.tiny_runs import random_model
+
+SMALL = (
+    "environment.max_turn_tokens=60",
+    "environment.max_observation_tokens=100",
+    "environment.max_tokens=768",
+    "trainer.questions_per_step=2",
+    "trainer.group_size=2",
+    "trainer.max_tokens_per_micro_batch=1024",
+    "placement.engine.num_slots=16",
+    "evaluation.num_bootstrap=100",
+    "warm_start.sequences_per_step=4",
+)
+STEPS = ("--warm-start-steps", "2", "--steps", "1", "--num-questions", "2")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("documents") / "corpus.jsonl"
+    write_corpus(path, list(make_world(300, 0).passages))
+    return path
+
+
+def command(corpus: Path, out: Path, *more: str) -> list[str]:
+    return ["agent", str(corpus), "--model", str(random_model()), "--out", str(out), *more]
+
+
+@pytest.mark.slow
+def test_documents_become_questions_an_agent_and_a_report(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "agent"
+    with chat_server(WorldWriter(make_world(300, 0))) as server:
+        writer = ("--endpoint", server.url, "--served-model", "tester", "--train", "12")
+        argv = command(corpus, out, *writer, "--test", "4", *STEPS, *SMALL)
+        assert main(argv) == 0
+    assert len(read_questions(out / "data" / "train.jsonl")) == 12
+    assert "Searching, sampled" in (out / "report.html").read_text(encoding="utf-8")
+    figures = json.loads((out / "evaluation" / "after.json").read_text())
+    assert set(figures["arms"]) == {"normal", "closed_book", "random"}
+    assert len(read_metrics(out)) == 1
+    assert f"forage play {out}" in capsys.readouterr().out
+    # The server of the questions is gone: nothing is made again.
+    assert main(argv) == 0
+    assert len(read_metrics(out)) == 1
+    # The run's search server is gone, too: its index is served while the question is played.
+    assert main(["play", str(out), "Who founded it?", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert row["question"] == "Who founded it?"
+    assert row["status"] != "failed"
+
+
+def test_an_agent_without_questions_says_who_could_write_them(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    assert main(command(corpus, tmp_path / "a", "--questions", str(folder))) == 2
+    assert "given has no train.jsonl" in capsys.readouterr().err
+    unreachable = ("--endpoint", "http://127.0.0.1:9", "--served-model", "none")
+    assert main(command(corpus, tmp_path / "b", *unreachable)) == 2
+    assert "bring questions with --questions" in capsys.readouterr().err
+    assert main(command(corpus, tmp_path / "c", "trainer.num_stepz=3")) == 2
+    assert "did you mean" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_model_that_was_never_taught_the_tags_is_told_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SmolLM2 was trained on the bare question: EM 0, no searches, and no warning."""
+    from forage.config.run_config import build_config
+    from forage.environment.remembered import as_trained
+
+    def warned(prompt: str, protocol: str = "tags") -> bool:
+        caplog.clear()
+        environment = {"prompt": prompt, "protocol": protocol}
+        with caplog.at_level(logging.WARNING):
+            as_trained(
+                build_config({"model": {"path": str(random_model())}, "environment": environment})
+            )
+        return "does not explain them" in caplog.text
+
+    own = tmp_path / "own.txt"
+    own.write_text("Answer in <answer>x</answer>. {question}")
+    bare = tmp_path / "bare.txt"
+    bare.write_text("Please search. {question}")
+    assert [warned(prompt) for prompt in ("brief", str(bare), "search-r1", str(own))] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not warned("tools", "tools")
