@@ -76,8 +76,8 @@ LINE_BUDGETS = {
     "disk": 175,
     "doors": 505,
     # The state of an open episode (open_episode.py), which the baselines had in evaluation.
-    # Tags are respelt in text for servers, too (codec.py). A prompt that explains no tags to a model
-    # that may not know them is said (remembered.py).
+    # Tags are respelt in text for servers, too (codec.py). A warning about a prompt that
+    # explains no tags to a model that may not know them (remembered.py).
     "environment": 3_195,
     "evaluation": 3_110,
     "models": 525,

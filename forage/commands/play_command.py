@@ -45,8 +45,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "the question; without one, you are prompted, or the lines of a pipe are played"
     parser.add_argument("question", nargs="?", metavar="QUESTION", help=text)
     add_overrides(parser)
-    text = "search this index, served while the command runs (default: the server at search.url, or "
-    text += "a run's index if its server has ended)"
+    text = "search this index, served while the command runs (default: the server at search.url; "
+    text += "if a run's server has ended, the run's index)"
     parser.add_argument("--index", type=Path, metavar="DIR", help=text)
     text = "write each episode as a line of JSON with its turns and their durations"
     parser.add_argument("--json", action="store_true", help=text)
