@@ -67,7 +67,7 @@ LINE_BUDGETS = {
     "cluster": 1_130,
     # forage questions (questions_command.py), a question writer as a target of forage sft, and
     # forage agent (agent_command.py).
-    "commands": 5_205,
+    "commands": 5_260,
     # The lessons of a question writer (warm_start_config.py).
     "config": 3_660,
     # The simpler questions of a multi-hop question, in its row or its metadata (fields.py).

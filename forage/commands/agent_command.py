@@ -11,6 +11,7 @@ import math
 import shutil
 import signal
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from forage.commands.arguments import (
 from forage.commands.questions_command import index_of
 from forage.commands.real_budget import RunNotes, put_on_device
 from forage.commands.run_report import interrupt, shipped_tree
-from forage.commands.whole_run import WholeRun, base_model
+from forage.commands.whole_run import WholeRun, base_model, made
 from forage.config.run_config import build_config
 from forage.errors import UserError
 from forage.hardware import has_gpu
@@ -53,6 +54,7 @@ class AgentSettings:
     max_cost: float = math.inf
     train: int = 400
     test: int = 100
+    rounds: int = 1
     seed: int = 0
     minutes: float = 110.0
     warm_start_steps: int | None = None
@@ -62,12 +64,12 @@ class AgentSettings:
 
     def fixed(self) -> dict[str, str]:
         """The settings that must not change when a run is continued."""
-        names = ("documents", "model", "questions", "seed", "minutes", "overrides")
+        names = ("documents", "model", "questions", "rounds", "seed", "minutes", "overrides")
         return {name: str(getattr(self, name)) for name in names}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add = parser.add_argument
+    add, settings = parser.add_argument, AgentSettings(Path(), "", Path())
     text = "a folder or file of documents, a corpus of JSON lines, or an index"
     add("documents", type=local_path, metavar="DOCS_OR_INDEX", help=text)
     text = "the model to train: a directory, a GGUF file or a package that contains one"
@@ -75,12 +77,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "directory to write to; a run in it is continued"
     add("--out", type=Path, required=True, metavar="DIR", help=text)
     text = "approximate time of training and evaluation, after the questions (default 110)"
-    add("--minutes", type=minutes, default=AgentSettings.minutes, help=text)
+    add("--minutes", type=minutes, default=settings.minutes, help=text)
     add("--seed", type=count, default=0, help="seed of the questions and the sampling")
     text = "optimizer steps of the warm start (default: as many as the time allows)"
     add("--warm-start-steps", type=positive, help=text)
     text = "steps of reinforcement learning (default: as many as the time allows)"
     add("--steps", type=positive, help=text)
+    text = "rounds of training, each but the first on questions of the right difficulty (default 1)"
+    add("--rounds", type=positive, default=settings.rounds, help=text)
     text = "questions to evaluate in each arm (default: as many as the time allows)"
     add("--num-questions", type=positive, help=text)
     group = parser.add_argument_group("questions, as in forage questions")
@@ -98,7 +102,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "stop before the cost exceeds this (needs --price)"
     group.add_argument("--max-cost", type=not_negative, default=math.inf, metavar="X", help=text)
     for split in _SPLITS:
-        default = getattr(AgentSettings, split)
+        default = getattr(settings, split)
         text = f"{split} questions to write (default {default})"
         group.add_argument(f"--{split}", type=positive, default=default, help=text)
     add_overrides(parser)
@@ -114,6 +118,8 @@ def run_agent(settings: AgentSettings) -> None:
     # Reports a misspelt setting before anything is made.
     build_config(_tree(settings, Path("base"), Path("index")), _RECIPE, settings.overrides)
     console, out = Console(), settings.out
+    if settings.rounds > 1 and settings.questions is not None:
+        raise UserError("--rounds makes questions for each round; leave --questions out")
     notes = RunNotes.open(out / "agent.json", settings.fixed())
     given = {"warm_start_steps": settings.warm_start_steps, "steps": settings.steps}
     notes.choose_given(**given, num_questions=settings.num_questions)
@@ -124,35 +130,48 @@ def run_agent(settings: AgentSettings) -> None:
         index = index_of(settings.documents, out)
     with notes.phase("model"):
         base = base_model(settings.model, out)
-    _lay_out(settings, base, index, notes)
-    tree = _tree(settings, base, index)
-    WholeRun(out, index, _RECIPE, tree, settings.overrides, settings.minutes).play(notes, console)
+    _lay_out(settings, base, index)
+
+    def propose(played: Sequence[Path], folder: Path) -> None:
+        shutil.copytree(_write_questions(settings, base, index, played), folder)
+
+    run = WholeRun(
+        out,
+        index,
+        _RECIPE,
+        _tree(settings, base, index),
+        settings.overrides,
+        settings.minutes,
+        rounds=settings.rounds,
+        propose=propose,
+    )
+    run.play(notes, console)
     ask = f'Ask it: forage play {out} "..."   In the browser: forage play {out} --web'
     console.print(ask, soft_wrap=True, highlight=False)
 
 
-def _lay_out(settings: AgentSettings, base: Path, index: Path, notes: RunNotes) -> None:
+def _lay_out(settings: AgentSettings, base: Path, index: Path) -> None:
     """Copies the questions to ``data``, and writes them first if none were given."""
-    folder = settings.out / "data"
-    if folder.exists():
-        return
-    questions = settings.questions
-    if questions is None:
-        questions = settings.out / "questions"
-        _write_questions(settings, base, index, questions)
-    partial = folder.with_name("data.partial")
-    partial.mkdir(exist_ok=True)
-    for split in _SPLITS:
-        file = questions / f"{split}.jsonl"
-        if not file.is_file():
-            raise UserError(f"{questions} has no {file.name}; --questions needs train and test")
-        shutil.copy(file, partial)
-    partial.replace(folder)
+
+    def copy(folder: Path) -> None:
+        questions = settings.questions or _write_questions(settings, base, index)
+        folder.mkdir()
+        for split in _SPLITS:
+            file = questions / f"{split}.jsonl"
+            if not file.is_file():
+                raise UserError(f"{questions} has no {file.name}; --questions needs train and test")
+            shutil.copy(file, folder)
+
+    made(settings.out / "data", copy)
 
 
-def _write_questions(settings: AgentSettings, base: Path, index: Path, out: Path) -> None:
+def _write_questions(
+    settings: AgentSettings, base: Path, index: Path, played: Sequence[Path] = ()
+) -> Path:
+    """Runs ``forage questions``, with the episodes ``played`` as the difficulty of questions."""
     from forage.commands.cli import main
 
+    out = settings.out / "questions"
     given: list[tuple[str, object]] = [("--seed", settings.seed), ("--dev", 0)]
     given += [(f"--{split}", getattr(settings, split)) for split in _SPLITS]
     if settings.endpoint is None:
@@ -162,12 +181,15 @@ def _write_questions(settings: AgentSettings, base: Path, index: Path, out: Path
     options = [str(word) for name, value in given if value is not None for word in (name, value)]
     if settings.price is not None:
         options += ["--price", *map(str, settings.price), "--max-cost", str(settings.max_cost)]
+    if played:
+        options += ["--difficulty", *map(str, played)]
     if main(["questions", str(index), "--out", str(out), *options]):
         raise UserError(
             "the questions were not made (see above). A small model rarely writes good ones: name "
             "a stronger one with --writer or --endpoint, or bring questions with --questions; then "
             "repeat the command"
         )
+    return out
 
 
 def _tree(settings: AgentSettings, base: Path, index: Path) -> dict[str, Any]:

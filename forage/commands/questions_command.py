@@ -83,8 +83,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     }.items():
         default = getattr(bounds, name.replace("-", "_"))
         group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=what)
-    text = "episodes of a policy on these questions (from forage eval), to drop easy and hard ones"
-    group.add_argument("--difficulty", type=Path, metavar="EPISODES", help=text)
+    text = (
+        "episodes of a policy on these questions (of forage eval or train), to drop easy and hard "
+    )
+    text += "ones; of a question in several files, those in the last count"
+    group.add_argument("--difficulty", type=Path, nargs="+", metavar="EPISODES", help=text)
     text = "success rates that --difficulty keeps (default: 0.2 0.8)"
     group.add_argument("--band", type=not_negative, nargs=2, metavar=("LOW", "HIGH"), help=text)
     text = "review the candidates of a finished run in the browser, at --host and --port"
@@ -182,8 +185,11 @@ def _band(args: Namespace, journal: CandidateJournal) -> Band:
         return Band()
     verified = [one for one in journal.candidates.values() if one.dropped is None]
     questions = [one.as_question() for one in verified]
-    measured = measure_difficulty(args.difficulty, questions).success_rate
-    LOG.info("%s has success rates of %d questions", args.difficulty, len(measured))
+    measured: dict[str, float] = {}
+    for path in args.difficulty:
+        rates = measure_difficulty(path, questions).success_rate
+        LOG.info("%s has success rates of %d questions", path, len(rates))
+        measured.update(rates)
     return Band(measured, *(args.band or ()))
 
 

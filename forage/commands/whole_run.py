@@ -7,9 +7,11 @@ run has finished it; ``real_budget.py`` fits steps and questions into the time.
 from __future__ import annotations
 
 import logging
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,7 @@ from forage.commands.run_report import (
 from forage.commands.sft_command import run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml, with_overrides
 from forage.disk.whole_writes import put_folder, write_whole_text
+from forage.records import EPISODES_FILE
 from forage.retrieval.serve.child_server import ServerProcess
 
 if TYPE_CHECKING:
@@ -50,7 +53,9 @@ LOG = logging.getLogger(__name__)
 class WholeRun:
     """What a run starts from. ``tree`` is its recipe, without the address of the search service.
 
-    ``serve`` replaces the command that serves ``index``; ``port`` 0 is any free one.
+    ``serve`` replaces the command that serves ``index``; ``port`` 0 is any free one. Training takes
+    ``rounds``; ``propose`` writes the questions of each but the first to a file, knowing the
+    episodes of all earlier ones.
     """
 
     out: Path
@@ -61,6 +66,8 @@ class WholeRun:
     minutes: float
     port: int = 0
     serve: tuple[str, ...] | None = None
+    rounds: int = 1
+    propose: Callable[[Sequence[Path], Path], object] | None = None
 
     def play(self, notes: RunNotes, console: Console) -> None:
         """Warms up, evaluates, trains, evaluates and reports."""
@@ -73,7 +80,7 @@ class WholeRun:
             console.print(f"Search service: {server.url} (log: {log})")
             config = self._config(server.url, notes)
             with notes.phase("warm start"):
-                made(out / "models" / "warm", lambda partial: run_sft(config, partial))
+                made(out / "models" / "warm", partial(run_sft, config))
             config = _with_questions(config, self.minutes, notes)
             warm, trained = (
                 with_model(config, out / "models" / name) for name in ("warm", "trained")
@@ -81,12 +88,32 @@ class WholeRun:
             before = _evaluate(warm, "before", notes)
             sampled_before = _evaluate(as_sampled(warm), "before, sampled", notes)
             warm = _with_steps(warm, self.minutes, notes)
-            with notes.phase("learning"):
-                made(out / "models" / "trained", lambda partial: _learn(warm, partial))
+            self._learn(warm, notes)
             num_steps = warm.trainer.num_steps
             after = _evaluate(trained, "after", notes, num_steps)
             sampled_after = _evaluate(as_sampled(trained), "after, sampled", notes, num_steps)
         _finish(trained, notes, (before, after), (sampled_before, sampled_after), console)
+
+    def _learn(self, config: RunConfig, notes: RunNotes) -> None:
+        """Trains, each round from the model of the one before and on questions made for it."""
+        folders = [self.out, *(self.out / "rounds" / str(n) for n in range(2, self.rounds + 1))]
+        targets = [self.out / "models" / f"round-{n}" for n in range(1, self.rounds)]
+        targets.append(self.out / "models" / "trained")
+        num_steps = math.ceil(config.trainer.num_steps / self.rounds)
+        config = with_overrides(config, [f"trainer.num_steps={num_steps}"])
+        for number, (folder, target) in enumerate(zip(folders, targets, strict=True)):
+            with notes.phase("learning"):
+                if number > 0 and not target.exists():
+                    assert self.propose is not None, "later rounds need questions made for them"
+                    made(
+                        folder / "data",
+                        partial(self.propose, [each / EPISODES_FILE for each in folders[:number]]),
+                    )
+                    config = with_model(config, targets[number - 1])
+                    train = folder / "data" / "train.jsonl"
+                    given = [f"data.train={train}", f"output_dir={folder}"]
+                    config = with_overrides(config, given)
+                made(target, partial(_learn, config))
 
     def _config(self, url: str, notes: RunNotes) -> RunConfig:
         from forage.plan.fit_here import fit_here
@@ -110,10 +137,10 @@ class WholeRun:
 def made(folder: Path, write: Callable[[Path], object]) -> Path:
     """``folder``, written first if it is missing; an interrupted write starts over."""
     if not folder.exists():
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        write(partial)
-        put_folder(partial, folder, folder.with_name(f"{folder.name}.old"))
+        unfinished = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        write(unfinished)
+        put_folder(unfinished, folder, folder.with_name(f"{folder.name}.old"))
     return folder
 
 
@@ -124,7 +151,7 @@ def base_model(model: str, out: Path) -> Path:
         return given.resolve()
     from forage.training.gguf_model import import_gguf
 
-    return made(out / "models" / "base", lambda partial: import_gguf(model, partial))
+    return made(out / "models" / "base", partial(import_gguf, model))
 
 
 def _with_questions(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig:

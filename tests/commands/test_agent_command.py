@@ -2,11 +2,13 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 
 from forage.commands.cli import main
+from forage.config.run_config import load_config
 from forage.data.corpus import write_corpus
 from forage.data.questions import read_questions
 from forage.data.world.encyclopedia import make_world
@@ -62,6 +64,35 @@ def test_documents_become_questions_an_agent_and_a_report(
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert row["question"] == "Who founded it?"
     assert row["status"] != "failed"
+
+
+@pytest.mark.slow
+def test_a_second_round_trains_on_questions_that_the_first_answered_sometimes_or_never_saw(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "agent"
+    with chat_server(WorldWriter(make_world(300, 0))) as server:
+        writer = ("--endpoint", server.url, "--served-model", "tester", "--train", "12")
+        steps = ("--warm-start-steps", "2", "--steps", "4", "--num-questions", "2")
+        argv = command(corpus, out, *writer, "--test", "4", "--rounds", "2", *steps, *SMALL)
+        assert main(argv) == 0
+        first, second = out, out / "rounds" / "2"
+        assert [len(read_metrics(folder)) for folder in (first, second)] == [2, 2]
+        episodes = [json.loads(line) for line in (out / "episodes.jsonl").open(encoding="utf-8")]
+        played = {row["question"]["id"] for row in episodes}
+        before = {question.id for question in read_questions(first / "data" / "train.jsonl")}
+        after = {question.id for question in read_questions(second / "data" / "train.jsonl")}
+        assert len(played) == 4
+        assert played <= before
+        assert not played & after, "random weights answer none of them"
+        assert len(after) == 12
+        assert load_config(second / "config.yaml").model.path == str(out / "models" / "round-1")
+        shutil.rmtree(out / "models" / "trained")  # a stop before the last export
+        assert main(argv) == 0
+        assert [len(read_metrics(folder)) for folder in (first, second)] == [2, 2]
+    given = ("--questions", str(out / "data"), "--rounds", "2")
+    assert main(command(corpus, tmp_path / "b", *given)) == 2
+    assert "leave --questions out" in capsys.readouterr().err
 
 
 def test_an_agent_without_questions_says_who_could_write_them(
