@@ -224,19 +224,40 @@ def attend_rows(
 def _score_rows(
     query_RHD: Any, keys_SKDL: Any, slots_R: Any, starts_R: Any, lengths_R: Any, scores_RHL: Any
 ) -> None:
-    """Products of each query with its slot's keys; minus infinity for keys it does not see."""
+    """Products of each query with its slot's keys; minus infinity for keys it does not see.
+
+    Each score adds up its dimensions in order. Loops run along the keys, because such sums
+    vectorise without reordering, and take eight dimensions at once, because reading and writing
+    the scores for each costs more than the products.
+    """
     num_rows, num_heads, head_dim = query_RHD.shape
     group = num_heads // keys_SKDL.shape[1]
+    in_eights = head_dim - head_dim % 8
     for row in range(num_rows):
         start, length = starts_R[row], lengths_R[row]
         for head in range(num_heads):
+            query_D = query_RHD[row, head]
             keys_DL = keys_SKDL[slots_R[row], head // group]
             scores_L = scores_RHL[row, head]
             scores_L[:start] = -np.inf
             scores_L[start:length] = 0.0
-            # Along the keys, not the dimension: these sums vectorise without reordering.
-            for dim in range(head_dim):
-                factor = query_RHD[row, head, dim]
+            for dim in range(0, in_eights, 8):
+                q0, q1, q2, q3 = query_D[dim], query_D[dim + 1], query_D[dim + 2], query_D[dim + 3]
+                q4, q5 = query_D[dim + 4], query_D[dim + 5]
+                q6, q7 = query_D[dim + 6], query_D[dim + 7]
+                for place in range(start, length):
+                    score = scores_L[place]
+                    score += q0 * keys_DL[dim, place]
+                    score += q1 * keys_DL[dim + 1, place]
+                    score += q2 * keys_DL[dim + 2, place]
+                    score += q3 * keys_DL[dim + 3, place]
+                    score += q4 * keys_DL[dim + 4, place]
+                    score += q5 * keys_DL[dim + 5, place]
+                    score += q6 * keys_DL[dim + 6, place]
+                    score += q7 * keys_DL[dim + 7, place]
+                    scores_L[place] = score
+            for dim in range(in_eights, head_dim):
+                factor = query_D[dim]
                 for place in range(start, length):
                     scores_L[place] += factor * keys_DL[dim, place]
             scores_L[length:] = -np.inf
