@@ -106,8 +106,16 @@ TYPE_CYCLES = {
 }
 # Folders of one room that import each other, and why they still do.
 FOLDER_CYCLES = {
-    # The forms parse passages with corpus.py; questions.py reads each form.
-    frozenset({"forage.data", "forage.data.forms", "forage.data.published"}),
+    # The forms parse passages with corpus.py; questions.py reads each form. Questions may be rows
+    # of a workbook, which the process that reads documents opens; rows of parquet are a form's.
+    frozenset(
+        {
+            "forage.data",
+            "forage.data.documents",
+            "forage.data.forms",
+            "forage.data.published",
+        }
+    ),
     # Tools use the codec and the observation; the episode and its protocols use the tools.
     frozenset({"forage.environment", "forage.environment.tools"}),
     # The report shows the figures; evaluate.py prints and writes it.

@@ -6,12 +6,11 @@ next to the index that is deleted once the index is built. ``forage.data.documen
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +18,15 @@ from forage.commands.arguments import count, positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:
-    from forage.data.documents.document_files import OwnDocument
-    from forage.data.documents.splitting import Window
-
-logger = logging.getLogger(__name__)
+    from forage.data.documents.splitting import OwnDocument, Window
 
 OWN_TEXT = ("text_column", "title_column", "id_column", *("size", "overlap", "tokenizer"))
 """The arguments that apply only to documents and tables."""
 
 # Wikipedia's passages in the published corpora have 100 words; sections of documents are longer.
 _DEFAULT_SIZE = 200
+# Pages about a corpus, next to its JSON lines in published ones, are not documents of it.
+_ABOUT = ("readme", "license")
 
 
 def add_own_text(parser: ArgumentParser) -> None:
@@ -70,7 +68,8 @@ def corpus_of(args: Namespace) -> Iterator[Path]:
     passages_file = _place(args.out)
     try:
         try:
-            write_corpus(passages_file, passages_of(_unlike(_documents(path, args)), window))
+            documents = _unlike(_documents(path, args), path.is_dir() and not args.id_column)
+            write_corpus(passages_file, passages_of(documents, window))
         except OSError as error:
             raise UserError(f"cannot write {passages_file}: {error.strerror}") from error
         yield passages_file
@@ -80,46 +79,49 @@ def corpus_of(args: Namespace) -> Iterator[Path]:
 
 def _is_corpus(path: Path, has_columns: bool) -> bool:
     """Whether ``path`` already contains passages as JSON lines (or is missing, or is a pipe)."""
+    from forage.data.documents.document_files import is_document
     from forage.data.documents.document_formats import READERS
     from forage.data.documents.table_rows import is_table
 
     if path.is_dir():
-        has_lines = any(file.name.endswith((".jsonl", ".jsonl.gz")) for file in path.iterdir())
-        return has_lines and not has_columns
+        lines = {file for file in path.iterdir() if file.name.endswith((".jsonl", ".jsonl.gz"))}
+        others = (file for file in path.rglob("*") if is_document(file, path))
+        own = (file for file in others if file not in lines and file.stem.lower() not in _ABOUT)
+        return bool(lines) and not has_columns and next(own, None) is None
     name = path.name.lower()
     is_lines = not is_table(path) or name.endswith((".jsonl", ".jsonl.gz"))
     return is_lines and not has_columns and path.suffix.lower() not in READERS
 
 
 def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
-    from forage.data.corpus import without_links_out
-    from forage.data.documents.document_files import read_documents
-    from forage.data.documents.table_rows import TABLES, NamedColumns, is_table, read_table
+    from forage.data.documents.document_files import document_files, read_documents
+    from forage.data.documents.table_rows import TABLES, UNNAMED, NamedColumns, is_table, read_table
 
     columns = NamedColumns(tuple(args.text_column or ("text",)), args.title_column, args.id_column)
     if not path.exists():
         raise UserError(f"cannot read the corpus {path}: there is no such file; check the path")
     if is_table(path):
         return read_table(path, columns)
-    tables = without_links_out(path, filter(is_table, path.glob("*"))) if path.is_dir() else []
-    if not any((args.text_column, args.title_column, args.id_column)):
-        for file in tables:
-            logger.warning("skipped %s, a table: index it with --corpus %s", file, file)
-        return read_documents(path)
-    if not tables:
+    if columns != UNNAMED and not any(map(is_table, document_files(path))):
         raise UserError(
             f"--text-column, --title-column and --id-column need a table ({', '.join(TABLES)}), "
             f"but {path} contains none"
         )
-    return chain.from_iterable(read_table(file, columns) for file in tables)
+    return read_documents(path, columns)
 
 
-def _unlike(documents: Iterator[OwnDocument]) -> Iterator[OwnDocument]:
+def _unlike(documents: Iterator[OwnDocument], may_rename: bool) -> Iterator[OwnDocument]:
+    """Documents with unique ids: a row whose id is taken gets its position, or is refused."""
     seen: set[str] = set()
     for document in documents:
         if document.id in seen:
-            place = f"{document.fields['file']}, row {document.fields.get('row')}"
-            raise UserError(f"{place}: another row has the id {document.id!r}; ids must be unique")
+            place = [str(document.fields.get(name, "")) for name in ("file", "section", "row")]
+            if not may_rename:
+                raise UserError(
+                    f"{place[0]}, row {place[2]}: another row has the id {document.id!r}; ids must "
+                    "be unique"
+                )
+            document = replace(document, id="#".join(filter(None, place)))
         seen.add(document.id)
         yield document
 

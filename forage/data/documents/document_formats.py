@@ -1,21 +1,33 @@
-"""Parses documents: .txt, .md, .html, .pdf and .docx files to text with a title and marks.
+"""Parses documents to text with a title and marks, and workbooks to rows of cells.
 
-pypdf, python-docx and trafilatura read the formats; only this file imports them for documents.
-``document_process.py`` calls it in a process with limits, since none of the three has any.
+pypdf, python-docx, python-pptx, trafilatura and calamine read the formats (``epub.py`` reads
+books); only this file imports them for documents. ``document_process.py`` calls it in a process
+with limits, since none of them has any.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 logger = logging.getLogger(__name__)
 
 _HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$")
 _FENCE = re.compile(r"^\s{0,3}(```|~~~)")
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+# Office encrypts a file inside a container of Office 97's format.
+_OFFICE_97 = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+
+WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
+"""Tables that ``READERS`` reads too: a document with rows instead of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +39,34 @@ class Mark:
     value: str | int
 
 
+Part = tuple[tuple[str, str | int] | None, str]
+"""A piece of a document's text, and the name and value of the mark that it begins with."""
+
+
 @dataclass(frozen=True, slots=True)
 class DocumentText:
-    """A file's contents: its title ("" if it has none), its text, and its marks."""
+    """A file's contents: its title ("" if it has none), its text, and its marks.
+
+    A workbook has ``sheets`` instead: the rows of cells of each, by the sheet's name.
+    """
 
     title: str
     text: str
     marks: tuple[Mark, ...] = ()
+    sheets: Mapping[str, list[list[Any]]] = field(default_factory=dict)
 
 
 def _read_markdown(path: Path) -> DocumentText:
-    """The text unchanged; the first heading is the title, each heading begins a section."""
-    text = _decoded(path)
+    """The text without front matter; each heading begins a section.
+
+    The title is that of the front matter, or the first heading.
+    """
+    text, title = _decoded(path), ""
+    with suppress(yaml.YAMLError):  # such a text only looks as if it had front matter
+        front = _FRONT_MATTER.match(text)
+        about = yaml.load(front[1], Loader=yaml.BaseLoader) if front else None  # builds no objects
+        if front and isinstance(about, dict):
+            text, title = text[front.end() :], str(about.get("title") or "")
     marks: list[Mark] = []
     start, is_code = 0, False
     for line in text.splitlines(keepends=True):
@@ -47,15 +75,18 @@ def _read_markdown(path: Path) -> DocumentText:
         elif not is_code and (heading := _HEADING.match(line.rstrip())):
             marks.append(Mark(start, "section", heading[1]))
         start += len(line)
-    return DocumentText(str(marks[0].value) if marks else "", text, tuple(marks))
+    return DocumentText(title or (str(marks[0].value) if marks else ""), text, tuple(marks))
 
 
 def _read_html(path: Path) -> DocumentText:
     """The readable text of a page, without menus and scripts."""
+    return _html(_decoded(path))
+
+
+def _html(source: str) -> DocumentText:
     import trafilatura
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-    source = _decoded(path)
     about = trafilatura.extract_metadata(source)
     text = trafilatura.extract(source, favor_recall=True, include_comments=False)
     return DocumentText((about.title if about else "") or "", text or trafilatura.html2txt(source))
@@ -74,19 +105,15 @@ def _read_pdf(path: Path) -> DocumentText:
 def _read_docx(path: Path) -> DocumentText:
     """Paragraphs and tables in order; the styles Title and Heading N make sections."""
     import docx
-    from docx.opc.exceptions import PackageNotFoundError
     from docx.table import Table
 
-    try:
-        document = docx.Document(str(path))
-    except PackageNotFoundError as error:
-        raise ValueError("it is not a .docx file, despite its name") from error
+    _refuse_no_package(path)
+    document = docx.Document(str(path))
     title = document.core_properties.title
-    parts: list[tuple[tuple[str, str | int] | None, str]] = []
+    parts: list[Part] = []
     for block in document.iter_inner_content():
         if isinstance(block, Table):
-            rows = ["\t".join(cell.text for cell in row.cells) for row in block.rows]
-            parts.append((None, "\n".join(rows)))
+            parts.append((None, _table(block.rows)))
             continue
         style = (block.style.name or "") if block.style else ""
         is_heading = bool(block.text.strip()) and style.startswith(("Heading", "Title"))
@@ -95,9 +122,96 @@ def _read_docx(path: Path) -> DocumentText:
     return _joined(title, parts, "\n")
 
 
-def _joined(
-    title: str, parts: list[tuple[tuple[str, str | int] | None, str]], between: str
-) -> DocumentText:
+def _read_pptx(path: Path) -> DocumentText:
+    """The text, tables and notes of each slide; the title is that of the first slide."""
+    from pptx import Presentation
+
+    _refuse_no_package(path)
+    deck = Presentation(str(path))
+    title = ""
+    parts: list[Part] = []
+    for number, slide in enumerate(deck.slides, start=1):
+        texts = list(_shape_texts(slide.shapes))
+        if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
+            texts.append(notes.text)
+        parts.append((("page", number), "\n".join(filter(None, texts))))
+        if number == 1 and (shape := slide.shapes.title) is not None:
+            title = shape.text_frame.text
+    return _joined(title or deck.core_properties.title, parts, "\n\n")
+
+
+def _shape_texts(shapes: Iterable[Any]) -> Iterator[str]:
+    for shape in shapes:
+        if hasattr(shape, "shapes"):  # a group
+            yield from _shape_texts(shape.shapes)
+        elif shape.has_text_frame:
+            yield shape.text_frame.text
+        elif shape.has_table:
+            yield _table(shape.table.rows)
+
+
+def _table(rows: Iterable[Any]) -> str:
+    return "\n".join("\t".join(cell.text for cell in row.cells) for row in rows)
+
+
+def _refuse_no_package(path: Path) -> None:
+    """Says why Office does not open a file as .docx or .pptx, which are zip files."""
+    if zipfile.is_zipfile(path):
+        return
+    with path.open("rb") as file:
+        if file.read(len(_OFFICE_97)) == _OFFICE_97:
+            raise ValueError("it is encrypted, or a file of Office 97 to 2003")
+    raise ValueError(f"it is not a {path.suffix} file, despite its name")
+
+
+def _read_workbook(path: Path) -> DocumentText:
+    """The values of each sheet's cells, as the program that saved them computed them."""
+    import python_calamine
+
+    with python_calamine.load_workbook(str(path)) as book:
+        names = book.sheet_names
+        rows = [book.get_sheet_by_name(name).to_python() for name in names]
+    sheets = {
+        name: [[_plain(cell) for cell in row] for row in sheet]
+        for name, sheet in zip(names, rows, strict=True)
+    }
+    return DocumentText("", "", sheets=sheets)
+
+
+def _plain(cell: Any) -> str | int | float:
+    """A cell as JSON can hold it: a date is 2024-02-29, a number has Excel's 15 digits."""
+    if isinstance(cell, float):
+        return int(cell) if cell.is_integer() else float(f"{cell:.15g}")
+    return cell if isinstance(cell, int) else str(cell)
+
+
+def _read_eml(path: Path) -> DocumentText:
+    """The subject, and the sender, recipients, date and text of a message."""
+    import email
+    from email import policy
+
+    message = email.message_from_bytes(path.read_bytes(), policy=policy.default)
+    body = message.get_body(("plain", "html"))
+    if body is None or not message.keys():
+        raise ValueError("it is no e-mail message with a text, or its text is encrypted")
+    text = body.get_content()
+    if body.get_content_type() == "text/html":
+        text = _html(text).text
+    if names := [part.get_filename() or "unnamed" for part in message.iter_attachments()]:
+        logger.warning("%s: attachments are not read: %s", path, ", ".join(names))
+    about = [f"{name}: {message[name]}" for name in ("From", "To", "Date") if message[name]]
+    return DocumentText(str(message["Subject"] or ""), "\n".join([*about, "", text]))
+
+
+def _read_epub(path: Path) -> DocumentText:
+    from forage.data.documents.epub import read_book
+
+    title, parts = read_book(path)
+    marked = [(("section", heading) if heading else None, text) for heading, text in parts]
+    return _joined(title, marked, "\n\n")
+
+
+def _joined(title: str, parts: Iterable[Part], between: str) -> DocumentText:
     marks, start = [], 0
     for begins, text in parts:
         if begins is not None:
@@ -126,5 +240,9 @@ READERS: Mapping[str, Callable[[Path], DocumentText]] = {
     ".htm": _read_html,
     ".pdf": _read_pdf,
     ".docx": _read_docx,
+    ".pptx": _read_pptx,
+    ".epub": _read_epub,
+    ".eml": _read_eml,
+    **dict.fromkeys(WORKBOOKS, _read_workbook),
 }
 """The reader of each document format, by file extension."""

@@ -10,7 +10,9 @@ kills it.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import logging
 import os
 import resource
 import signal
@@ -25,6 +27,8 @@ from typing import IO, Any, Self
 import psutil
 
 from forage.data.documents.document_formats import READERS, DocumentText, Mark
+
+logger = logging.getLogger(__name__)
 
 _MAX_MB, _MAX_S = 2_048, 120.0
 # The process ends itself when a file's CPU time is used up. In wall-clock time a busy machine may
@@ -64,9 +68,10 @@ class DocumentProcess:
             raise ModuleNotFoundError(f"No module named {reply['missing']}", name=reply["missing"])
         if "error" in reply:
             raise ValueError(reply["error"])
-        return DocumentText(
-            reply["title"], reply["text"], tuple(Mark(**mark) for mark in reply["marks"])
-        )
+        for warning in reply["warnings"]:
+            logger.warning("%s", warning)
+        marks = tuple(Mark(**mark) for mark in reply["marks"])
+        return DocumentText(reply["title"], reply["text"], marks, reply["sheets"])
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +126,9 @@ def _write(file: IO[bytes], reply: dict[str, Any]) -> None:
 
 def _answer(path: Path, max_mb: int) -> dict[str, Any]:
     try:
-        reply = asdict(READERS[path.suffix.lower()](path))
+        found = READERS[path.suffix.lower()](path)
+        reply: dict[str, Any] = {"title": found.title, "text": found.text, "sheets": found.sheets}
+        reply["marks"] = [asdict(mark) for mark in found.marks]
     except ModuleNotFoundError as error:
         reply = {"missing": error.name}
     except MemoryError:
@@ -134,18 +141,23 @@ def _answer(path: Path, max_mb: int) -> dict[str, Any]:
 
 
 def main(max_mb: int, max_s: float) -> None:
-    """Answers paths on standard input until it ends; output of libraries is discarded."""
+    """Answers paths on standard input until it ends; only Forage's warnings leave the process."""
     with contextlib.suppress(ValueError):  # macOS has no such limit; the CPU limit stays
         resource.setrlimit(resource.RLIMIT_AS, (max_mb * 2**20, max_mb * 2**20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    warnings = io.StringIO()
+    logging.getLogger("forage").addHandler(logging.StreamHandler(warnings))
     _write(replies, {})  # ready
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, max_s)
         reply = _answer(Path(json.loads(line)), max_mb)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(replies, reply)
+        _write(replies, {"warnings": warnings.getvalue().splitlines()} | reply)
+        warnings.seek(0)
+        warnings.truncate()
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
 """Splits documents into passages: windows of words or of a tokenizer's tokens, with overlap.
 
 A passage keeps its document's title and records its position: ``start`` and ``end`` (characters of
-the document's text), and the ``page`` or ``section`` of its first character.
+the document's text), and the ``page`` or ``section`` of its first character. A document with pages
+also gives the ``last_page``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from forage.data.corpus import replace_surrogates
-from forage.data.documents.document_files import OwnDocument
+from forage.data.documents.document_formats import Mark
 from forage.errors import UserError
 from forage.types import Passage
 
@@ -21,6 +25,17 @@ Spans = Sequence[tuple[int, int]]
 # In scripts without spaces, each character of Chinese and Japanese counts as a word.
 _ALONE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDocument:
+    """A text with a title; each of its passages gets ``fields`` on its corpus line."""
+
+    id: str
+    title: str
+    text: str
+    marks: tuple[Mark, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +94,16 @@ def passages_of(documents: Iterable[OwnDocument], window: Window) -> Iterator[Pa
         title = " ".join(replace_surrogates(document.title).split())
         text = replace_surrogates(document.text)
         pieces = _windows(window.spans(text), window)
+        marks: dict[str, str | int] = {}
+        left = deque(document.marks)
+        pages = [mark for mark in document.marks if mark.name == "page"]
         for number, (start, end) in enumerate(pieces, start=1):
-            marks = {mark.name: mark.value for mark in document.marks if mark.start <= start}
+            while left and left[0].start <= start:
+                mark = left.popleft()
+                marks[mark.name] = mark.value
+            if pages:
+                last = bisect_left(pages, end, key=lambda page: page.start)
+                marks["last_page"] = pages[last - 1].value
             fields = {**document.fields, **marks, "start": start, "end": end}
             # A link to the passage; browsers open a PDF at ``#page=3``.
             page = f"#page={marks['page']}" if "page" in marks else ""

@@ -1,4 +1,4 @@
-"""Your own rows as documents: a .csv, .tsv, .parquet or .jsonl file with named columns.
+"""Your own rows as documents: a workbook or a .csv, .tsv, .parquet or .jsonl file.
 
 A row becomes an ``OwnDocument``: one or more columns are its text, one its title, one its id; other
 columns with plain values go onto the corpus line. A wrong column is an error that shows the file's
@@ -7,24 +7,28 @@ columns and what a row must look like.
 
 from __future__ import annotations
 
-import csv
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TextIO
+from pathlib import Path, PurePath
+from typing import Any
 
-from forage.data.corpus import file_lines, parse_object
-from forage.data.documents.document_files import OwnDocument
+from forage.data.corpus import file_lines, parse_contents, parse_object
+from forage.data.documents.document_process import DocumentProcess
+from forage.data.documents.splitting import OwnDocument
+from forage.data.documents.spreadsheets import SPREADSHEETS, Rows, read_sheets
 from forage.data.forms.rows import parquet_rows
 from forage.errors import UserError
 
-TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".jsonl.gz")
+logger = logging.getLogger(__name__)
+
+TABLES = (*SPREADSHEETS, ".parquet", ".jsonl", ".jsonl.gz")
 
 # Keys of a corpus line; a column with one of these names is text, title or id, or is dropped.
 _RESERVED = frozenset(("id", "contents", "text", "title", "file", "row", "start", "end", "url"))
-_MAX_CELL_CHARS = 2**27
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,87 +43,111 @@ class NamedColumns:
     id: str | None = None
 
 
+UNNAMED = NamedColumns()
+"""The columns if the user names none."""
+
+
 def is_table(path: Path) -> bool:
     """Whether a file's name says that it contains rows."""
     return path.name.lower().endswith(TABLES)
 
 
-def read_table(path: Path, columns: NamedColumns) -> Iterator[OwnDocument]:
-    """One document per row with text, numbered from 1; raises ``UserError``."""
-    num_read = 0
-    for number, (place, row) in enumerate(_rows(path), start=1):
-        if number == 1:
-            _refuse_missing(path, row, columns)
-        cells = [_cell(place, row, name) for name in columns.text]
-        text = "\n".join(cell for cell in cells if cell)
-        if not text:
-            continue
-        num_read += 1
-        title = _cell(place, row, columns.title or "title")
-        identity = _cell(place, row, columns.id or "id")
-        if columns.id and not identity:
-            raise UserError(f"{place}: its {columns.id!r} is empty; each row needs an id")
-        yield OwnDocument(
-            id=identity or f"{path.name}#{number}",
-            title=" ".join(title.split()),
-            text=text,
-            fields={"file": path.name, "row": number} | _others(row, columns),
-        )
+def read_table(
+    path: Path,
+    columns: NamedColumns,
+    name: str | None = None,
+    process: DocumentProcess | None = None,
+) -> Iterator[OwnDocument]:
+    """One document per row with text, numbered from 1 in each sheet; raises ``UserError``.
+
+    With a ``process``, which reads workbooks, the table is one of many, called ``name``; if the
+    user named no columns, the rows of a table without them become "column: value" lines, and a
+    broken row ends the table with a warning. Further sheets of a workbook become lines too.
+    """
+    is_strict, num_read = process is None or columns != UNNAMED, 0
+    with DocumentProcess() if process is None else nullcontext(process) as reader:
+        try:
+            for sheet, rows in _sheets(path, reader):
+                misfit = None
+                for number, (place, row) in enumerate(rows, start=1):
+                    row = _with_text(row, columns)
+                    if number == 1:
+                        misfit = _misfit(path, row, columns)
+                    if misfit and is_strict and not num_read:
+                        raise misfit
+                    section = {"section": sheet} if sheet else {}
+                    fields = {"file": name or path.name, **section, "row": number}
+                    how = None if misfit else columns
+                    if document := _document(place, fields, row, how):
+                        num_read += 1
+                        yield document
+        except UserError as error:
+            if process is None or not num_read:
+                raise
+            logger.warning("skipping the rest of %s: %s", path, error)
     if not num_read:
         raise UserError(f"{path} contains no row with text in {', '.join(columns.text)}")
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    name = path.name.lower()
-    if name.endswith(".parquet"):
-        yield from parquet_rows(path)
-    elif name.endswith((".csv", ".tsv")):
-        yield from _csv_rows(path, "\t" if name.endswith(".tsv") else ",")
+def _document(
+    place: str, fields: Mapping[str, Any], row: Mapping[str, Any], columns: NamedColumns | None
+) -> OwnDocument | None:
+    """The document of a row at ``place``; None if it has no text, lines if ``columns`` is None."""
+    identity = "#".join(map(str, fields.values()))
+    if columns is None:
+        cells = {name: _written(value) for name, value in row.items()}
+        text = "\n".join(f"{name}: {cell}" for name, cell in cells.items() if cell)
+        of_file = f"{PurePath(fields['file']).stem} {fields.get('section', '')}"
+        title, others = cells.get("title") or of_file, {"url": cells.get("url") or fields["file"]}
     else:
-        for number, line in file_lines(path):
-            yield f"{path}:{number}", parse_object(line, path, number)
+        text = "\n".join(filter(None, (_cell(place, row, name) for name in columns.text)))
+        title, others = _cell(place, row, columns.title or "title"), _others(row, columns)
+        identity = _cell(place, row, columns.id or "id") or ("" if columns.id else identity)
+        if text and not identity:
+            raise UserError(f"{place}: its {columns.id!r} is empty; each row needs an id")
+    fields = {**fields, **others, **fields}  # in this order
+    return OwnDocument(identity, " ".join(title.split()), text, fields=fields) if text else None
 
 
-def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    csv.field_size_limit(_MAX_CELL_CHARS)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(_lines(file, path), delimiter=delimiter)
-            for row in reader:
-                if None in row or None in row.values():
-                    names = reader.fieldnames or []
-                    raise UserError(
-                        f"{path}:{reader.line_num}: this row does not have as many cells as the "
-                        f"first line has columns ({len(names)}: {', '.join(names)}); put cells "
-                        "that contain the separator or a line break in double quotes"
-                    )
-                yield f"{path}:{reader.line_num}", row
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8; convert the file to UTF-8") from error
-    except csv.Error as error:
-        raise UserError(f"{path}: {error}") from error
+def _written(value: object) -> str:
+    if value is None or isinstance(value, bytes) or value != value:  # no text: images, NaN
+        return ""
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=_written)
+    return str(value).strip()
 
 
-def _lines(file: TextIO, path: Path) -> Iterator[str]:
-    for line in iter(lambda: file.readline(_MAX_CELL_CHARS), ""):
-        if len(line) == _MAX_CELL_CHARS:
-            raise UserError(f"{path}: a line of more than {_MAX_CELL_CHARS:,} characters")
-        yield line
+def _sheets(path: Path, process: DocumentProcess) -> Iterator[tuple[str, Rows]]:
+    """Each sheet's name and rows; only sheets of a workbook have names."""
+    if path.name.lower().endswith(SPREADSHEETS):
+        return read_sheets(path, process)
+    if path.suffix.lower() == ".parquet":
+        return iter([("", parquet_rows(path))])
+    lines = file_lines(path)
+    return iter([("", ((f"{path}:{n}", parse_object(line, path, n)) for n, line in lines))])
 
 
-def _refuse_missing(path: Path, row: Mapping[str, Any], columns: NamedColumns) -> None:
+def _with_text(row: Mapping[str, Any], columns: NamedColumns) -> Mapping[str, Any]:
+    """A line of a corpus may have ``contents`` instead of ``title`` and ``text``."""
+    contents = row.get("contents")
+    if columns.text != ("text",) or "text" in row or not isinstance(contents, str):
+        return row
+    title, text = parse_contents(contents)
+    return {"title": title, **row, "text": text}
+
+
+def _misfit(path: Path, row: Mapping[str, Any], columns: NamedColumns) -> UserError | None:
     named = [*columns.text, *(name for name in (columns.title, columns.id) if name is not None)]
     for name in named:
         if name not in row:
             like = {columns.id or "id": "a1", columns.title or "title": "Ada"}
             like |= dict.fromkeys(columns.text, "Born in 1815 ...")
-            raise UserError(
+            return UserError(
                 f"{path} has no column {name!r}; it has {', '.join(map(str, row)) or 'none'}. "
                 "Name its columns with --text-column, --title-column and --id-column: a row "
                 f"looks like {json.dumps(like, ensure_ascii=False)}, and only the text is required"
             )
+    return None
 
 
 def _cell(place: str, row: Mapping[str, Any], name: str) -> str:

@@ -1,6 +1,7 @@
 """Raw rows of question files with their positions: the first step of reading; also writes parquet.
 
-Files are JSON lines, a list of objects or one object (SQuAD), each optionally gzipped, or parquet.
+Files are JSON lines, a list of objects or one object (SQuAD), each optionally gzipped, parquet, or
+spreadsheets.
 ``forms.py`` decides what the keys of a row mean. This is the only file that imports pyarrow.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forage.data.corpus import replace_surrogates
+from forage.data.documents.spreadsheets import SPREADSHEETS, spreadsheet_rows
 from forage.disk.whole_writes import written_whole
 from forage.errors import UserError
 
@@ -23,20 +25,35 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _ROWS_PER_BATCH = 1000
+_ANSWERS = ("answer", "answers", "golden_answers")
+_NEEDED = frozenset(("question", *_ANSWERS))
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Each row with its position, ``path:line`` or ``path: record n``; raises ``UserError``."""
+    if path.suffix.lower() in SPREADSHEETS:
+        yield from ((place, _with_answers(row)) for place, row in spreadsheet_rows(path))
+        return
     for place, value in parquet_rows(path) if path.suffix == ".parquet" else _json_values(path):
         if not isinstance(value, dict):
             raise UserError(f"{place}: a JSON object is needed, not {shorten(value)}")
         yield place, value
 
 
+def _with_answers(cells: Mapping[str, Any]) -> Row:
+    """A row of a spreadsheet: answers are separated by ``|``, and columns may be capitalised."""
+    texts = {name.lower(): str(cell).strip() for name, cell in cells.items()}
+    row: Row = {name: text for name, text in texts.items() if text or name in _NEEDED}
+    for name in _ANSWERS:
+        if name in row and not row[name].startswith("["):  # serialised
+            row[name] = [part.strip() for part in row[name].split("|") if part.strip()]
+    return row
+
+
 def stem(path: Path) -> str:
     """The file's name without format extensions: ``xquad.en`` for ``xquad.en.json``."""
     name = replace_surrogates(path.name).removesuffix(".gz")
-    for suffix in (".jsonl", ".json", ".parquet"):
+    for suffix in (".jsonl", ".json", ".parquet", *SPREADSHEETS):
         name = name.removesuffix(suffix)
     return name
 

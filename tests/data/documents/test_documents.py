@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from forage.data.corpus import read_corpus, write_corpus
-from forage.data.documents.document_files import OwnDocument, read_documents
+from forage.data.documents.document_files import read_documents
 from forage.data.documents.document_formats import Mark
-from forage.data.documents.splitting import Window, passages_of, token_spans, word_spans
+from forage.data.documents.splitting import (
+    OwnDocument,
+    Window,
+    passages_of,
+    token_spans,
+    word_spans,
+)
 from forage.data.documents.table_rows import NamedColumns, read_table
 from forage.errors import UserError
 from tests.data.documents.own_files import write_folder, write_pdf
@@ -204,7 +210,7 @@ def test_a_table_that_does_not_fit_says_what_a_row_looks_like(
 def test_a_table_whose_line_never_ends_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forage.data.documents.table_rows._MAX_CELL_CHARS", 2**16)
+    monkeypatch.setattr("forage.data.documents.spreadsheets._MAX_CELL_CHARS", 2**16)
     (tmp_path / "t.csv").write_text("id,text\n")
     with (tmp_path / "t.csv").open("r+b") as file:
         file.truncate(2**40)

@@ -1,0 +1,127 @@
+"""Rows of .csv, .tsv and workbook files by the names of their columns, as spreadsheets save them.
+
+The first row names the columns. Separators (comma, semicolon, tab) and encodings (UTF-8, UTF-16,
+windows-1252) are recognised. ``table_rows.py`` makes documents of the rows, ``forage.data.forms``
+questions; neither knows how a spreadsheet is stored.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from forage.data.documents.document_formats import WORKBOOKS
+from forage.data.documents.document_process import DocumentProcess
+from forage.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+SPREADSHEETS = (".csv", ".tsv", *WORKBOOKS)
+"""The file extensions that ``spreadsheet_rows`` reads."""
+
+Rows = Iterator[tuple[str, Mapping[str, Any]]]
+"""Each row with its position, and its cells by column."""
+
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes decoded with surrogateescape
+_MAX_CELL_CHARS = 2**27
+_SAMPLE_LINES = 20
+
+
+def spreadsheet_rows(path: Path) -> Rows:
+    """The rows of all sheets of a file; raises ``UserError``."""
+    with DocumentProcess() as process:
+        yield from chain.from_iterable(rows for _, rows in read_sheets(path, process))
+
+
+def read_sheets(path: Path, process: DocumentProcess) -> Iterator[tuple[str, Rows]]:
+    """The name and the rows of each sheet that is not empty; a .csv file has one, without a name.
+
+    In a workbook, rows are numbered from 1 below their columns, and blank rows do not count.
+    """
+    if not path.name.lower().endswith(WORKBOOKS):
+        yield "", _csv_rows(path)
+        return
+    try:
+        sheets = process.read(path).sheets
+    except ValueError as error:
+        raise UserError(f"cannot read the workbook {path}: {error}") from error
+    for sheet, rows in sheets.items():
+        filled = (cells for cells in rows if any(cell != "" for cell in cells))
+        yield sheet, _named((f"{path}: {sheet!r}, row {n}", row) for n, row in enumerate(filled))
+
+
+def _csv_rows(path: Path) -> Rows:
+    csv.field_size_limit(_MAX_CELL_CHARS)
+    try:
+        with path.open("rb") as raw:
+            is_utf16 = raw.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff")
+            how = ("utf-16", "replace") if is_utf16 else ("utf-8-sig", "surrogateescape")
+            lines = _lines(io.TextIOWrapper(raw, *how, newline=""), path)
+            first = list(islice(lines, _SAMPLE_LINES))
+            if first and first[0].rstrip().lower() in ("sep=,", "sep=;", "sep=\t"):
+                separator = first.pop(0)[4]  # Excel writes and obeys this line
+            else:
+                separator = "\t" if path.suffix.lower() == ".tsv" else _separator(first)
+            reader = csv.reader(chain(first, lines), delimiter=separator)
+            yield from _named((f"{path}:{reader.line_num}", cells) for cells in reader if cells)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error
+    except csv.Error as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """The lines of a file; a line that is not UTF-8 is read as windows-1252."""
+    is_named = False
+    for line in iter(lambda: file.readline(_MAX_CELL_CHARS), ""):
+        if len(line) == _MAX_CELL_CHARS:
+            raise UserError(f"{path}: a line of more than {_MAX_CELL_CHARS:,} characters")
+        if not line.isascii() and _NOT_UTF8.search(line):
+            if not is_named:
+                logger.warning("%s is not UTF-8; read as windows-1252", path)
+                is_named = True
+            line = line.encode(errors="surrogateescape").decode("cp1252", "replace")
+        yield line
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """The separator that gives all of the first rows as many cells, or else the most columns."""
+
+    def fit(separator: str) -> tuple[bool, int]:
+        widths = [len(cells) for cells in csv.reader(lines, delimiter=separator) if cells]
+        # The lines may end inside a row.
+        is_even = len(set(widths[: max(2, len(widths) - 1)])) == 1
+        return is_even and widths[0] > 1, widths[0] if widths else 0
+
+    return max((",", ";", "\t"), key=fit)
+
+
+def _named(rows: Iterable[tuple[str, Sequence[Any]]]) -> Rows:
+    names: dict[str, None] | None = None
+    for place, cells in rows:
+        if names is None:
+            names = _column_names(cells)
+            continue
+        if len(cells) < len(names) or any(cells[len(names) :]):
+            raise UserError(
+                f"{place}: this row does not have as many cells as the first line has columns "
+                f"({len(names)}: {', '.join(names)}); put cells that contain the separator or a "
+                "line break in double quotes"
+            )
+        yield place, dict(zip(names, cells, strict=False))
+
+
+def _column_names(cells: Sequence[Any]) -> dict[str, None]:
+    """The names in the first row, made unique; a column without one is called by its number."""
+    names: dict[str, None] = {}
+    for number, cell in enumerate(cells, start=1):
+        name = " ".join(str(cell).split())
+        is_free = name and name not in names
+        names[name if is_free else f"{name} (column {number})".strip()] = None
+    return names
