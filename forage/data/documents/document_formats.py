@@ -26,7 +26,7 @@ _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?(?:\n|\Z)", re.DOTA
 # Office encrypts a file inside a container of Office 97's format.
 _OFFICE_97 = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
-WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
+WORKBOOKS = (".xlsx", ".xlsm", ".xls")
 """Tables that ``READERS`` reads too: a document with rows instead of text."""
 
 
@@ -134,7 +134,7 @@ def _read_pptx(path: Path) -> DocumentText:
         texts = list(_shape_texts(slide.shapes))
         if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
             texts.append(notes.text)
-        parts.append((("page", number), "\n".join(filter(None, texts))))
+        parts.append((("page", number), "\n".join(filter(None, texts)).replace("\v", "\n")))
         if number == 1 and (shape := slide.shapes.title) is not None:
             title = shape.text_frame.text
     return _joined(title or deck.core_properties.title, parts, "\n\n")

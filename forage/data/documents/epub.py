@@ -7,6 +7,7 @@ standard library and lxml suffice. ``document_formats.py`` calls this in a proce
 from __future__ import annotations
 
 import posixpath
+import re
 from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -14,8 +15,9 @@ from zipfile import ZipFile
 
 from lxml import html
 
-_BLOCKS = ("p", "div", "section", "li", "tr", "blockquote", "pre", "br", "td", "th", "dt", "dd")
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+_BLOCKS = {*_HEADINGS, *("p", "div", "section", "li", "tr", "blockquote", "pre", "br", "dt", "dd")}
+_SPACES = re.compile(r"\s+")  # line breaks in the source mean nothing
 _BEGIN = "\ufdd0"  # stands before each heading; no text contains this code point
 
 
@@ -65,8 +67,10 @@ def _sections(chapter: bytes) -> list[tuple[str, str]]:
         return []
     for ignored in list(body.iter("script", "style")):
         ignored.drop_tree()
-    for block in body.iter(*_BLOCKS, *_HEADINGS):
-        block.text, block.tail = f"\n{block.text or ''}", f"\n{block.tail or ''}"
+    for each in body.iter():
+        space = " " if each.tag in ("td", "th") else "\n" if each.tag in _BLOCKS else ""
+        each.text = space + _SPACES.sub(" ", each.text or "")
+        each.tail = space + _SPACES.sub(" ", each.tail or "")
     headings = [""]
     for heading in body.iter(*_HEADINGS):
         headings.append(" ".join(heading.text_content().split()))
