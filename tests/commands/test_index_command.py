@@ -182,17 +182,53 @@ def test_a_folder_of_ones_own_documents_is_searched(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_table_among_documents_is_left_out_aloud(
+def test_tables_among_documents_are_part_of_the_index(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """It was skipped silently, so users thought its rows were in the index."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "a.txt").write_text("The Tiber flows through Rome.")
-    (tmp_path / "own" / "t.csv").write_text("title,text\nParis,It lies on the Seine.\n")
-    assert main(f"index --corpus {tmp_path}/own --out {tmp_path}/i".split()) == 0
-    said = capsys.readouterr().err
-    assert f"/t.csv, a table: index it with --corpus {tmp_path}" in said
-    assert manifest(tmp_path / "i")["num_passages"] == 1
+    """They were left out, first silently and then with a warning."""
+    folder, index = tmp_path / "own", tmp_path / "i"
+    folder.mkdir()
+    (folder / "a.txt").write_text("The Tiber flows through Rome.")
+    (folder / "t.csv").write_text("id,title,text\n1,Paris,It lies on the Seine.\n")
+    (folder / "u.csv").write_text("id;text\n1;Cologne lies on the Rhine.\n")
+    (folder / "prices.csv").write_text("item;price\nlamp oil;1,50\n")
+    assert main(f"index --corpus {folder} --out {index}".split()) == 0
+    assert "skip" not in capsys.readouterr().err
+    assert manifest(index)["num_passages"] == 4
+    found = {query: hits(index, query)[0] for query in ("rome", "seine", "rhine", "price of oil")}
+    assert [identity for identity, _ in found.values()] == [
+        "a.txt#1",
+        "1",
+        "u.csv#1",  # its id is taken
+        "prices.csv#1",
+    ]
+    assert found["price of oil"][1]["url"] == "prices.csv"
+
+
+def test_json_lines_with_documents_next_to_them_are_part_of_the_index(tmp_path: Path):
+    """The documents were left out silently; a README is about the corpus."""
+    folder, index = tmp_path / "own", tmp_path / "i"
+    folder.mkdir()
+    text = " ".join(["Rome"] * 300)
+    (folder / "c.jsonl").write_text(json.dumps({"id": "r", "contents": f'"Italy"\n{text}'}))
+    (folder / "README.md").write_text("About this corpus.")
+    assert main(f"index --corpus {folder} --out {index}".split()) == 0
+    assert (manifest(index)["num_passages"], hits(index, "rome")[0][0]) == (1, "r")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "a.txt").write_text("The Seine flows through Paris.")
+    assert main(f"index --corpus {folder} --out {index} --overwrite".split()) == 0
+    assert hits(index, "seine")[0][0] == "sub/a.txt#1"
+    assert hits(index, "italy")[0][0] in ("r#1", "r#2")
+
+
+def test_a_repeated_id_of_a_named_column_is_refused_in_a_folder_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("t.csv", "u.csv"):
+        (tmp_path / name).write_text("id,text\n1,Rome\n")
+    argv = f"index --corpus {tmp_path} --out {tmp_path}/i --id-column id"
+    assert main(argv.split()) == 2
+    assert "u.csv, row 1: another row has the id '1'" in capsys.readouterr().err
 
 
 def test_a_table_with_named_columns_is_searched(tmp_path: Path):

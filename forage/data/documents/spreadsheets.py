@@ -123,5 +123,5 @@ def _column_names(cells: Sequence[Any]) -> dict[str, None]:
     for number, cell in enumerate(cells, start=1):
         name = " ".join(str(cell).split())
         is_free = name and name not in names
-        names[name if is_free else f"{name} (column {number})".strip()] = None
+        names[name if is_free else f"{name} column {number}".strip()] = None
     return names

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 _ROWS_PER_BATCH = 1000
 _ANSWERS = ("answer", "answers", "golden_answers")
-_NEEDED = frozenset(("question", *_ANSWERS))
+_NEEDED = ("question", *_ANSWERS)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
@@ -41,12 +41,15 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _with_answers(cells: Mapping[str, Any]) -> Row:
-    """A row of a spreadsheet: answers are separated by ``|``, and columns may be capitalised."""
-    texts = {name.lower(): str(cell).strip() for name, cell in cells.items()}
-    row: Row = {name: text for name, text in texts.items() if text or name in _NEEDED}
-    for name in _ANSWERS:
-        if name in row and not row[name].startswith("["):  # serialised
-            row[name] = [part.strip() for part in row[name].split("|") if part.strip()]
+    """A row of a spreadsheet: answers are separated by ``|``; columns may begin with a capital."""
+    row: Row = {}
+    for name, cell in cells.items():
+        key = name.lower() if name.lower() in ("id", *_NEEDED) else name
+        text = str(cell).strip()
+        if key in _ANSWERS and not text.startswith("["):  # serialised
+            row[key] = [part.strip() for part in text.split("|") if part.strip()]
+        elif text or key in _NEEDED:
+            row[key] = text
     return row
 
 
