@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.data.documents.own_files import write_folder
+from tests.data.documents.test_formats import FILES, write_deck, write_mail
 from tests.tiny_runs import make_config, random_model, world_dir, write_recipe
 from tests.training.test_gguf_model import write_gguf
 from tests.wheel_environments import build_wheel, make_environment, run
@@ -61,9 +63,15 @@ def test_dense_builds_an_index_of_vectors(wheel: Path, tmp_path: Path):
 
 def test_documents_reads_files_of_each_kind(wheel: Path, tmp_path: Path):
     forage = make_environment(wheel, tmp_path / "env", ("documents",))
-    run(forage, "index", "--corpus", write_folder(tmp_path / "own"), "--out", tmp_path / "index")
+    folder = write_folder(tmp_path / "own")
+    write_deck(folder / "deck.pptx")
+    write_mail(folder / "mail.eml", "html")
+    for name in ("book.epub", "table.xls"):
+        shutil.copy(FILES / name, folder)
+    run(forage, "index", "--corpus", folder, "--out", tmp_path / "index")
     held = (tmp_path / "index" / "corpus.jsonl").read_text(encoding="utf-8")
-    assert all(name in held for name in (".pdf", ".docx", ".html", ".md", ".txt"))
+    names = (".pdf", ".docx", ".html", ".md", ".txt", ".pptx", ".eml", ".epub", ".xls")
+    assert all(name in held for name in names)
 
 
 def test_data_reads_a_table(wheel: Path, tmp_path: Path):

@@ -41,6 +41,7 @@ _DISTRIBUTIONS = {
     "Stemmer": "pystemmer",
     "faiss": "faiss-cpu",
     "docx": "python-docx",
+    "pptx": "python-pptx",
 }
 
 # The packages of the runtime (retrieval), and those that training needs in addition.

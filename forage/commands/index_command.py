@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     text = (
         "passages as JSON lines (plain or gzip); or a folder or file of documents (.txt .md .html "
-        ".pdf .docx); or a table (.csv .tsv .parquet)"
+        ".pdf .docx .pptx .epub .eml) and tables (.csv .tsv .xlsx .xls .parquet)"
     )
     add("--corpus", type=local_path, required=True, metavar="PATH", help=text)
     add("--out", type=Path, metavar="DIR", help="directory of the index (not with --estimate)")

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -46,9 +47,12 @@ def write_deck(path: Path) -> None:
         ("Costs", "Coal\vrose by a tenth."),
     ):
         slide = deck.slides.add_slide(deck.slide_layouts[1])
-        slide.shapes.title.text = title
-        slide.placeholders[1].text = body
-    slide.notes_slide.notes_text_frame.text = "Mention the strike."
+        for shape, text in zip(slide.placeholders, (title, body), strict=True):
+            cast(Any, shape).text = text
+        if title == "Costs":
+            notes = slide.notes_slide.notes_text_frame
+            assert notes is not None
+            notes.text = "Mention the strike."
     bare = deck.slides.add_slide(deck.slide_layouts[6])
     sizes = [Inches(n) for n in (1, 1, 4, 2)]
     table = bare.shapes.add_table(1, 2, *sizes).table

@@ -81,10 +81,11 @@ def write_workbook(path: Path) -> None:
     with xlsxwriter.Workbook(str(path)) as book:
         date = book.add_format({"num_format": "dd/mm/yyyy"})
         sheet = book.add_worksheet("Articles")
-        sheet.write_row(2, 1, ["id", "title", "text", "since", "share"])
+        sheet.write_row(2, 1, ["id", "title", "text", "since", "share", "area"])
         sheet.write_row(3, 1, ["a1", "Ada", "Born in 1815."])
         sheet.write_datetime(3, 4, datetime.datetime(2024, 2, 29), date)
-        sheet.write_formula(3, 5, "=0.1+0.2", None, 0.1 + 0.2)
+        sheet.write_number(3, 5, 0.1 + 0.2)
+        sheet.write_formula(5, 6, "=9*9", None, 81)
         sheet.write_row(5, 1, ["g1", "Grace", "Born in 1906.", "", 19])
         sheet = book.add_worksheet("Prices 2024")
         sheet.write_row(0, 0, ["Item", 2023, ""])
@@ -101,8 +102,8 @@ def test_each_sheet_of_a_workbook_is_a_table(tmp_path: Path) -> None:
         ("w.xlsx#Prices 2024#1", "w Prices 2024", "Item: Lamp oil\n2023: 12.5\ncolumn 3: dear"),
     ]
     file = {"file": "w.xlsx", "section": "Articles"}
-    assert found[0].fields == {**file, "row": 1, "since": "2024-02-29", "share": 0.3}
-    assert found[1].fields == {**file, "row": 2, "since": "", "share": 19}
+    assert found[0].fields == {**file, "row": 1, "since": "2024-02-29", "share": 0.3, "area": ""}
+    assert found[1].fields == {**file, "row": 2, "since": "", "share": 19, "area": 81}
 
 
 def test_workbooks_of_other_programs_are_read(tmp_path: Path) -> None:
