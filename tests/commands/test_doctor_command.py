@@ -68,7 +68,7 @@ def test_an_extra_has_one_line_and_those_of_a_checkout_are_told_there_alone(
     assert len(set(subjects)) == len(subjects)
     assert not {"packages of [dev]", "packages of [docs]"} & set(subjects)
     documents = warnings[subjects.index("packages of [documents]")]
-    assert "pypdf, python-docx" in documents.found
+    assert "pypdf, python-calamine, python-docx, python-pptx" in documents.found
     assert documents.remedy == "pip install 'forage-rl[documents]'"
 
 
