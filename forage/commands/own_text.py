@@ -117,10 +117,8 @@ def _unlike(documents: Iterator[OwnDocument], may_rename: bool) -> Iterator[OwnD
         if document.id in seen:
             place = [str(document.fields.get(name, "")) for name in ("file", "section", "row")]
             if not may_rename:
-                raise UserError(
-                    f"{place[0]}, row {place[2]}: another row has the id {document.id!r}; ids must "
-                    "be unique"
-                )
+                taken = f"another row has the id {document.id!r}; ids must be unique"
+                raise UserError(f"{place[0]}, row {place[2]}: {taken}")
             document = replace(document, id="#".join(filter(None, place)))
         seen.add(document.id)
         yield document

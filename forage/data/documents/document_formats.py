@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,12 +78,8 @@ def _read_markdown(path: Path) -> DocumentText:
     return DocumentText(title or (str(marks[0].value) if marks else ""), text, tuple(marks))
 
 
-def _read_html(path: Path) -> DocumentText:
-    """The readable text of a page, without menus and scripts."""
-    return _html(_decoded(path))
-
-
 def _html(source: str) -> DocumentText:
+    """The readable text of a page, without menus and scripts."""
     import trafilatura
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
@@ -169,13 +165,9 @@ def _read_workbook(path: Path) -> DocumentText:
     import python_calamine
 
     with python_calamine.load_workbook(str(path)) as book:
-        names = book.sheet_names
-        rows = [book.get_sheet_by_name(name).to_python() for name in names]
-    sheets = {
-        name: [[_plain(cell) for cell in row] for row in sheet]
-        for name, sheet in zip(names, rows, strict=True)
-    }
-    return DocumentText("", "", sheets=sheets)
+        sheets = {name: book.get_sheet_by_name(name).to_python() for name in book.sheet_names}
+    plain = {name: [[_plain(c) for c in row] for row in rows] for name, rows in sheets.items()}
+    return DocumentText("", "", sheets=plain)
 
 
 def _plain(cell: Any) -> str | int | float:
@@ -211,7 +203,7 @@ def _read_epub(path: Path) -> DocumentText:
     return _joined(title, marked, "\n\n")
 
 
-def _joined(title: str, parts: Iterable[Part], between: str) -> DocumentText:
+def _joined(title: str, parts: Sequence[Part], between: str) -> DocumentText:
     marks, start = [], 0
     for begins, text in parts:
         if begins is not None:
@@ -236,8 +228,8 @@ READERS: Mapping[str, Callable[[Path], DocumentText]] = {
     ".txt": lambda path: DocumentText("", _decoded(path)),
     ".md": _read_markdown,
     ".markdown": _read_markdown,
-    ".html": _read_html,
-    ".htm": _read_html,
+    ".html": lambda path: _html(_decoded(path)),
+    ".htm": lambda path: _html(_decoded(path)),
     ".pdf": _read_pdf,
     ".docx": _read_docx,
     ".pptx": _read_pptx,
