@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.documents.own_files import write_folder
-from tests.data.documents.test_formats import FILES, write_deck, write_mail
+from tests.data.documents.own_files import FILES, write_folder
+from tests.data.documents.test_formats import write_deck, write_mail
 from tests.tiny_runs import make_config, random_model, world_dir, write_recipe
 from tests.training.test_gguf_model import write_gguf
 from tests.wheel_environments import build_wheel, make_environment, run

@@ -82,6 +82,8 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
     for line in iter(lambda: file.readline(_MAX_CELL_CHARS), ""):
         if len(line) == _MAX_CELL_CHARS:
             raise UserError(f"{path}: a line of more than {_MAX_CELL_CHARS:,} characters")
+        if "\0" in line:
+            raise UserError(f"{path} contains null characters, so it is no table; save it as UTF-8")
         if not line.isascii() and _NOT_UTF8.search(line):
             if not is_named:
                 logger.warning("%s is not UTF-8; read as windows-1252", path)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+FILES = Path(__file__).with_name("files")
+"""Files that other programs made."""
+
 
 def write_pdf(path: Path, pages: list[str], title: str = "") -> None:
     """A PDF with one line per page, in a font that every reader has."""

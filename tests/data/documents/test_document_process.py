@@ -16,7 +16,7 @@ import pytest
 from forage.data.documents.document_files import document_files, read_documents
 from forage.data.documents.document_process import DocumentProcess
 from forage.errors import UserError
-from tests.data.documents.own_files import write_docx, write_folder, write_pdf
+from tests.data.documents.own_files import FILES, write_docx, write_folder, write_pdf
 
 MAX_MB, MAX_S = 900, 2.0
 
@@ -71,6 +71,29 @@ def _pdf_that_unpacks(path: Path) -> None:
     path.with_suffix(".pdf").write_bytes(text.replace(old, about + stream + b"\nendstream"))
 
 
+def _workbook_of_a_far_cell(path: Path) -> None:
+    import xlsxwriter
+
+    with xlsxwriter.Workbook(str(path.with_suffix(".xlsx"))) as book:
+        sheet = book.add_worksheet()
+        for row, column in ((0, 0), (1_048_575, 16_383)):
+            sheet.write(row, column, "x")
+
+
+def _changed_book(path: Path, change: Callable[[str], bytes]) -> None:
+    with (
+        zipfile.ZipFile(FILES / "book.epub") as old,
+        zipfile.ZipFile(path.with_suffix(".epub"), "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for name in old.namelist():
+            data = old.read(name)
+            new.writestr(name, change(data.decode()) if name.endswith("ch001.xhtml") else data)
+
+
+def _book_that_unpacks(path: Path) -> None:
+    _changed_book(path, lambda _: b"<p>word " * 2**27)
+
+
 def _text_beyond_memory(path: Path) -> None:
     with path.with_suffix(".txt").open("wb") as file:
         file.truncate(2**40)
@@ -80,7 +103,7 @@ def _text_beyond_memory(path: Path) -> None:
     "write",
     [
         *(_open_paragraphs, _docx_of_one_long_word, _docx_of_a_billion_cells, _pdf_that_unpacks),
-        *(_text_beyond_memory,),
+        *(_text_beyond_memory, _workbook_of_a_far_cell, _book_that_unpacks),
     ],
 )
 def test_a_bomb_is_refused_within_its_limits_and_the_next_file_is_read(
@@ -121,6 +144,22 @@ def test_a_docx_cannot_read_other_files(process: DocumentProcess, tmp_path: Path
     text = process.read(tmp_path / "curious.docx").text
     assert "A train is booked" in text
     assert "a key" not in text
+
+
+def test_a_book_cannot_read_other_files_nor_expand_entities(
+    process: DocumentProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("a key")
+    doctype = (
+        f'<!DOCTYPE html [<!ENTITY key SYSTEM "{(tmp_path / "secret").as_uri()}">'
+        '<!ENTITY a "xxxx"><!ENTITY b "&a;&a;&a;">]>'
+    )
+    page = f"{doctype}<html><body><p>Here is text. &key; &b;</p></body></html>"
+    _changed_book(tmp_path / "curious", lambda _: page.encode())
+    text = process.read(tmp_path / "curious.epub").text
+    assert "Here is text." in text
+    assert "a key" not in text
+    assert "xxxx" not in text.split("Here is text.")[1]
 
 
 def test_a_folder_with_bombs_and_broken_files_gives_the_others(

@@ -17,9 +17,7 @@ from forage.data.documents.document_files import read_documents
 from forage.data.documents.document_formats import READERS, DocumentText, Mark
 from forage.data.documents.document_process import DocumentProcess
 from forage.data.documents.splitting import OwnDocument, Window, passages_of, word_spans
-from tests.data.documents.own_files import write_docx
-
-FILES = Path(__file__).with_name("files")
+from tests.data.documents.own_files import FILES, write_docx
 
 
 @pytest.fixture(scope="module")

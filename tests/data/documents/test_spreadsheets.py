@@ -14,7 +14,8 @@ from forage.data.documents.document_files import read_documents
 from forage.data.documents.spreadsheets import spreadsheet_rows
 from forage.data.documents.table_rows import NamedColumns, read_table
 from forage.errors import UserError
-from tests.data.documents.test_formats import FILES, cpu_seconds
+from tests.data.documents.own_files import FILES
+from tests.data.documents.test_formats import cpu_seconds
 
 GERMAN = 'Artikel;Preis;Notiz\r\nÖl;1,50;"für Lampen; nachts"\r\nDocht;0,20;\r\n'
 GERMAN_ROWS = [
@@ -72,6 +73,13 @@ def test_a_line_in_windows_1252_is_named_and_read(
     with caplog.at_level(logging.WARNING, logger="forage"):
         assert [row["b"] for row in rows_of(tmp_path / "t.csv")] == ["é", "5 €", "ü"]
     assert caplog.text.count("t.csv is not UTF-8; read as windows-1252") == 1
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    """Read as windows-1252, any file is text: its bytes became the names of columns."""
+    shutil.copy(FILES / "table.xls", tmp_path / "t.csv")
+    with pytest.raises(UserError, match="t.csv contains null characters, so it is no table"):
+        rows_of(tmp_path / "t.csv")
 
 
 def write_workbook(path: Path) -> None:
