@@ -90,8 +90,9 @@ LINE_BUDGETS = {
     "retrieval": 12_900,
     "rewards": 1_205,
     # The message of a lost endpoint says how the command that asks it continues. Demonstrations
-    # search for one step after the other (demonstrator.py).
-    "rollout": 7_015,
+    # search for one step after the other (demonstrator.py), and decoding scores eight dimensions of
+    # a key at once (slot_attend.py).
+    "rollout": 7_035,
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
     "training": 7_995,
