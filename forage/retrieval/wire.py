@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeVar
 from unicodedata import combining
 from urllib.parse import quote
@@ -79,6 +79,9 @@ class Document(Shape):
     id: str | int = ""
     contents: str
     url: Any = None
+    file: Any = None
+    page: Any = None
+    section: Any = None
 
 
 class ScoredDocument(Shape):
@@ -104,12 +107,13 @@ class AccessRequest(Shape):
     """The body of ``POST /access``: the URLs of pages, sent whole unless ``max_chars`` is given.
 
     If it is, ``contents`` is characters ``chunk * max_chars`` to ``(chunk + 1) * max_chars``, and
-    the reply includes the page's number of chunks. (An extension of Search-R1's format.)
+    the reply includes the page's number of chunks. Without ``chunk``, it is the first one, or in a
+    document the one with the passage that the URL names. (An extension of Search-R1's format.)
     """
 
     urls: list[StrictStr]
     max_chars: Annotated[int, Field(ge=1)] | None = None
-    chunk: Annotated[int, Field(ge=0)] = 0
+    chunk: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _a_chunk_has_a_size(self) -> Self:
@@ -125,6 +129,16 @@ class Page(Shape):
     contents: str
 
 
+class DocumentPage(Page):
+    """A document of the index; the passage that the URL names is characters ``start`` to ``end``.
+
+    Both are 0 if the URL names the whole document.
+    """
+
+    start: int
+    end: int
+
+
 class PageChunk(Page):
     """Part of a page: ``contents`` is "" if ``chunk`` is ``num_chunks`` or more."""
 
@@ -135,7 +149,7 @@ class PageChunk(Page):
 class AccessReply(Shape):
     """The page (or requested chunk) of each URL, or null if there is none."""
 
-    result: list[PageChunk | Page | None]
+    result: list[PageChunk | DocumentPage | Page | None]
 
 
 class Problem(Shape):
@@ -221,6 +235,20 @@ def read_page(payload: bytes) -> PageText | None:
     return PageText(page.url, page.contents)
 
 
+def place_of(row: Mapping[str, Any]) -> dict[str, str | int]:
+    """The fields of a hit that say where its passage is from: file, page, section and url."""
+    found = {name: row.get(name) for name in ("file", "page", "section", "url")}
+    return {name: value for name, value in found.items() if isinstance(value, str | int) and value}
+
+
+def stated_place(passage: Passage) -> dict[str, str | int]:
+    """``place_of`` a passage, without a URL that the server only guessed from the title."""
+    place = place_of(passage.fields)
+    if place.get("url") == WIKIPEDIA_PAGE.replace("{title}", _quoted(passage.title)):
+        del place["url"]
+    return place
+
+
 def _parse(model: type[S], payload: bytes) -> S:
     try:
         return model.model_validate_json(payload)
@@ -291,7 +319,5 @@ def _hit(document: ScoredDocument | Document) -> Hit:
     if isinstance(document, ScoredDocument):
         document, score = document.document, document.score
     title, text = parse_contents(document.contents)
-    has_url = isinstance(document.url, str) and document.url
-    fields = {"url": document.url} if has_url else {}
-    passage = Passage(str(document.id), title, text, fields)
+    passage = Passage(str(document.id), title, text, place_of(vars(document)))
     return Hit(with_contents(passage, document.contents), score)

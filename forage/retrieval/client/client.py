@@ -136,10 +136,13 @@ class SearchClient:
             self._failures[reply.failure] += 1
         return reply
 
-    async def open_page(self, url: str, chunk: int = 0, max_chars: int | None = None) -> PageReply:
+    async def open_page(
+        self, url: str, chunk: int | None = 0, max_chars: int | None = None
+    ) -> PageReply:
         """The page behind ``url``, or part ``chunk`` of it in parts of ``max_chars`` characters.
 
-        Like a search, returns a typed failure within ``deadline_s`` and never raises.
+        If ``chunk`` is None, it is the part with the passage that ``url`` names. Like a search,
+        returns a typed failure within ``deadline_s`` and never raises.
         """
         if self._is_closed:
             return PageReply(failure=FailureKind.CLOSED, detail="the client is closed")
@@ -153,7 +156,11 @@ class SearchClient:
                 raise  # the caller itself was cancelled
             return PageReply(failure=FailureKind.CLOSED, detail="the client was closed")
 
-    async def _open_page(self, url: str, chunk: int, max_chars: int | None) -> PageReply:
+    async def opens_pages(self) -> bool:
+        """Whether the server has pages or documents; assumed if it does not answer."""
+        return (await self.open_page("")).failure is not FailureKind.REFUSED
+
+    async def _open_page(self, url: str, chunk: int | None, max_chars: int | None) -> PageReply:
         deadline = asyncio.get_running_loop().time() + self._settings.deadline_s
         request = AccessRequest(urls=[url], max_chars=max_chars, chunk=chunk)
         try:

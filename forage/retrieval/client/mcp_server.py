@@ -1,13 +1,15 @@
 """Offers the search service as tools of the Model Context Protocol, for external agents.
 
-``search`` and ``open_page`` query a search server as an episode does; a failure is a tool error
-that says why, never an empty result. Over HTTP the server listens only on loopback.
+``search`` and, if the server has pages or documents, ``open_page`` query it as an episode does; a
+failure is a tool error that says why, never an empty result. Over HTTP the server listens only on
+loopback.
 https://modelcontextprotocol.io
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
@@ -18,11 +20,17 @@ from forage import __version__
 from forage.config.search_config import SearchConfig
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.serve.port import bind_port
+from forage.retrieval.wire import place_of, stated_place
 
 LOG = logging.getLogger(__name__)
 _HOST, _PATH = "127.0.0.1", "/mcp"
 _PART_CHARS = 8000
 """Characters of a page per call."""
+
+
+def _if_known(description: str) -> Any:
+    """A field that a passage without it does not have."""
+    return Field(default=None, description=description, exclude_if=lambda value: value is None)
 
 
 class FoundPassage(BaseModel):
@@ -32,6 +40,10 @@ class FoundPassage(BaseModel):
     title: str
     text: str
     score: float = Field(description="Higher is better; comparable within one reply only.")
+    file: str | int | None = _if_known("The document that it is part of.")
+    page: str | int | None = _if_known("The page of the document.")
+    section: str | int | None = _if_known("The heading above it.")
+    url: str | int | None = _if_known("The address of the document or the web page.")
 
 
 class FoundPassages(BaseModel):
@@ -41,7 +53,7 @@ class FoundPassages(BaseModel):
 
 
 class PagePart(BaseModel):
-    """Part of a page; ``part`` counts from 1."""
+    """Part of a page or document; ``part`` counts from 1."""
 
     address: str
     text: str
@@ -53,7 +65,7 @@ async def serve_mcp(settings: SearchConfig, port: int | None) -> None:
     """Serves until stopped, over standard input and output, or over HTTP on ``port`` (0: any)."""
     async with SearchClient(settings) as client:
         await client.wait_until_ready()
-        server = make_mcp_server(client)
+        server = make_mcp_server(client, await client.opens_pages())
         if port is None:
             await server.run_stdio_async()
             return
@@ -64,8 +76,12 @@ async def serve_mcp(settings: SearchConfig, port: int | None) -> None:
             await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve([sock])
 
 
-def make_mcp_server(client: SearchClient) -> MCPServer:
-    """The server with its two tools; the caller closes ``client``."""
+def make_mcp_server(client: SearchClient, has_pages: bool = True) -> MCPServer:
+    """The server with its tools; the caller closes ``client``.
+
+    Without pages there is no ``open_page``. With them, the URL that the search server makes from a
+    title is an address, and otherwise only a guess, which is left out.
+    """
     server = MCPServer("forage", version=__version__, log_level="WARNING")
 
     @server.tool()
@@ -80,22 +96,31 @@ def make_mcp_server(client: SearchClient) -> MCPServer:
                 title=hit.passage.title,
                 text=hit.passage.text,
                 score=hit.score,
+                **(place_of(hit.passage.fields) if has_pages else stated_place(hit.passage)),
             )
             for hit in reply.hits_K
         ]
         return FoundPassages(passages=found)
 
-    @server.tool()
-    async def open_page(address: str, part: int = 1) -> PagePart:
-        """Opens the page at an address that a search has shown, one part at a time."""
-        reply = await client.open_page(address, part - 1, _PART_CHARS) if part > 0 else None
+    async def open_page(address: str, part: int | None = None) -> PagePart:
+        """Opens the page at a url, or the document of a passage's id, one part at a time.
+
+        Without a part, it is the first one, or for a passage's id the one with the passage.
+        """
+        chunk = part if part is None else part - 1
+        is_possible = chunk is None or chunk >= 0
+        reply = await client.open_page(address, chunk, _PART_CHARS) if is_possible else None
         if reply is not None and reply.failure is not None:
             raise ToolError(f"the page was not opened ({reply.failure}): {reply.detail}")
         if reply is not None and reply.page is None:
             raise ToolError(f"there is no page at {address!r}")
-        if reply is None or reply.page is None or part > reply.page.num_chunks:
+        if reply is None or reply.page is None or reply.page.chunk >= reply.page.num_chunks:
             raise ToolError(f"the page has no part {part}")
         page = reply.page
-        return PagePart(address=page.url, text=page.text, part=part, num_parts=page.num_chunks)
+        return PagePart(
+            address=page.url, text=page.text, part=page.chunk + 1, num_parts=page.num_chunks
+        )
 
+    if has_pages:
+        server.tool()(open_page)
     return server

@@ -19,7 +19,7 @@ from forage.errors import UserError
 from forage.remote.own_code import TooManyHangError, make_async
 from forage.remote.request import RemoteFailure
 from forage.retrieval.client.servers import Served
-from forage.retrieval.wire import AccessRequest
+from forage.retrieval.wire import AccessRequest, place_of
 from forage.settings import load_by_path, written
 from forage.types import FailureKind, Hit, PageText, Passage
 
@@ -93,7 +93,7 @@ class FunctionSearch:
 
 def _hit(found: Any, rank: int) -> Hit:
     """Turns a function's passage into a hit; the first scores 1, the second one half."""
-    fields: dict[str, str] = {}
+    fields: dict[str, str | int] = {}
     match found:
         case Hit():
             return found
@@ -103,9 +103,10 @@ def _hit(found: Any, rank: int) -> Hit:
             key, title, text = None, "", found
         case {"contents": str(contents), **rest}:
             key, (title, text) = rest.get("id"), parse_contents(contents)
-            fields = {"contents": contents}
+            fields = {"contents": contents, **place_of(rest)}
         case {"text": str(text), **rest}:
             key, title = rest.get("id"), str(rest.get("title") or "")
+            fields = place_of(rest)
         case _:
             raise TypeError(
                 "a passage must be a string, a mapping or a Passage, but the function returned "

@@ -23,6 +23,7 @@ from forage.retrieval.serve.limits import Limits
 from forage.retrieval.wire import (
     AccessReply,
     AccessRequest,
+    DocumentPage,
     Page,
     PageChunk,
     PlainReply,
@@ -33,7 +34,10 @@ from forage.retrieval.wire import (
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-_MODELS = (RetrieveRequest, ScoredReply, PlainReply, AccessRequest, AccessReply, Page, PageChunk)
+_MODELS = (
+    *(RetrieveRequest, ScoredReply, PlainReply),
+    *(AccessRequest, AccessReply, Page, DocumentPage, PageChunk),
+)
 
 _PROBLEMS = {
     400: "topk is above the limit",

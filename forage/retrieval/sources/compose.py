@@ -16,15 +16,22 @@ from pydantic import Field, SecretStr
 
 from forage.errors import UserError
 from forage.retrieval.cache import CACHE_BYTES
-from forage.retrieval.index.index import Index, OpenOptions, open_index, read_manifest
+from forage.retrieval.index.index import (
+    Index,
+    OpenOptions,
+    open_corpus,
+    open_index,
+    read_manifest,
+)
 from forage.retrieval.serve.limits import Limits
 from forage.retrieval.source import Source
+from forage.retrieval.sources.documents import IndexedDocuments, has_documents
 from forage.retrieval.sources.fusion import RRF_K, Fused
 from forage.retrieval.sources.lucene import Lucene
 from forage.retrieval.sources.recording import Recorder, Replay
 from forage.retrieval.sources.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked
 from forage.retrieval.sources.sharded import Sharded
-from forage.retrieval.sources.stored_pages import PageStore, open_pages
+from forage.retrieval.sources.stored_pages import Pages, open_pages
 from forage.retrieval.vectors.encoder import Dtype
 from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import read_web_settings
@@ -127,12 +134,19 @@ def is_paid(settings: ServeSettings) -> bool:
     return "web" in (_kind_and_name(text)[0] for text in settings.sources)
 
 
-def open_page_store(settings: ServeSettings) -> PageStore | WebPages | None:
+def open_page_store(settings: ServeSettings) -> Pages | None:
     """Opens the pages for ``/access``, if any; raises ``UserError``.
 
-    ``pages`` is a file, or ``live``: pages of the web, fetched on request.
+    ``pages`` is a file, or ``live``: pages of the web, fetched on request. Without it, they are the
+    documents of the first index that was built from documents.
     """
     if settings.pages is None:
+        named = map(_kind_and_name, settings.sources)
+        for place in (name for kind, name in named if kind == "index"):
+            store = open_corpus(Path(place))
+            if has_documents(store):
+                return IndexedDocuments(store)
+            store.close()
         return None
     return (
         WebPages()

@@ -31,7 +31,7 @@ from forage.retrieval.sources.page_index import (
     read_page_manifest,
 )
 from forage.retrieval.store.index_files import DamagedFileError, OpenFiles, check_file_sums
-from forage.retrieval.wire import AccessReply, AccessRequest, Page, PageChunk
+from forage.retrieval.wire import AccessReply, AccessRequest, DocumentPage, Page, PageChunk
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,15 @@ def read_pages(pages: Pages, request: AccessRequest) -> AccessReply:
     return AccessReply(result=list(cut))
 
 
-def cut_page(page: Page, chunk: int, max_chars: int) -> PageChunk:
+def cut_page(page: Page, chunk: int | None, max_chars: int) -> PageChunk:
     """Part ``chunk`` of ``page`` in parts of ``max_chars`` characters, which join to the whole.
 
-    ``abcde`` in parts of 2 is ``ab``, ``cd``, ``e``; an empty page has one empty part.
+    ``abcde`` in parts of 2 is ``ab``, ``cd``, ``e``; an empty page has one empty part. None is the
+    part with the middle of the passage that was named, or the first.
     """
+    if chunk is None:
+        named = (page.start + page.end) // 2 if isinstance(page, DocumentPage) else 0
+        chunk = named // max_chars
     return PageChunk(
         url=page.url,
         contents=page.contents[chunk * max_chars : (chunk + 1) * max_chars],

@@ -1,0 +1,112 @@
+"""The documents that an index was built from, for ``/access``: each is joined from its passages.
+
+Nothing is read from the disk except the index. So a document can be opened on any machine that
+serves the index, as it was when it was indexed, and no address leads to another file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+
+from forage.data.corpus_store import CorpusStore
+from forage.retrieval.wire import DocumentPage
+from forage.types import Passage
+
+_PIECE = re.compile(r"(.*)#\d+", re.DOTALL)
+_PAGE = re.compile(r"page=(\d{1,9})")
+# Documents kept while an agent reads their parts.
+_NUM_KEPT = 4
+
+
+def has_documents(store: CorpusStore) -> bool:
+    """Whether an index was built from documents or tables, as its first passage shows."""
+    fields = store.passage(0).fields
+    return isinstance(fields.get("file"), str) and isinstance(fields.get("start"), int)
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A text, the (start, end) of each of its passages in it, and the first on each page."""
+
+    text: str
+    passages: dict[str, tuple[int, int]]
+    first_on_page: dict[int, str]
+
+
+class IndexedDocuments:
+    """Opens a document by the id of one of its passages, or by its file (``guide.pdf#page=3``).
+
+    A row of a table is a document, which only its id opens.
+    """
+
+    def __init__(self, store: CorpusStore) -> None:
+        """Takes over ``store``, which ``close`` closes."""
+        self._store = store
+        self._document = lru_cache(_NUM_KEPT)(self._join)
+
+    def pages(self, urls: Sequence[str]) -> list[DocumentPage | None]:
+        """The document at each address, None if the index has none."""
+        return [self._page(url.strip()) for url in urls]
+
+    def close(self) -> None:
+        """Closes the index's passages."""
+        self._store.close()
+
+    def _page(self, address: str) -> DocumentPage | None:
+        file, _, fragment = address.partition("#")
+        found = self._store.by_id(address) or self._store.by_id(f"{file}#1")
+        if found is None or not isinstance(found.fields.get("file"), str):
+            return None
+        name = self._name(found)
+        document = self._document(name)
+        page = _PAGE.fullmatch(fragment)
+        named = document.first_on_page.get(int(page[1])) if page else address
+        start, end = document.passages.get(named or "", (0, 0))
+        return DocumentPage(url=name, contents=document.text, start=start, end=end)
+
+    def _name(self, passage: Passage) -> str:
+        """``guide.md`` for the passage ``guide.md#3``; its id for one that is a whole row."""
+        piece = _PIECE.fullmatch(passage.id)
+        first = self._store.by_id(f"{piece[1]}#1") if piece else None
+        return piece[1] if piece and first and _is_of_same(first, passage) else passage.id
+
+    def _join(self, name: str) -> _Document:
+        """Joins the passages ``name#1``, ``name#2`` and so on, or takes the passage ``name``."""
+        texts: list[str] = []
+        length = end = 0
+        passages: dict[str, tuple[int, int]] = {}
+        first_on_page: dict[int, str] = {}
+        for part in self._parts(name):
+            start = part.fields.get("start")
+            start = start if isinstance(start, int) else end
+            end = end if texts else start
+            # White space between passages that do not overlap was not indexed.
+            between = "" if start <= end else " " if start == end + 1 else "\n\n"
+            new = between + part.text[max(end - start, 0) :]
+            texts.append(new)
+            length += len(new)
+            end = max(end, start + len(part.text))
+            passages[part.id] = (max(length - len(part.text), 0), length)
+            if isinstance(page := part.fields.get("page"), int):
+                first_on_page.setdefault(page, part.id)
+        return _Document("".join(texts), passages, first_on_page)
+
+    def _parts(self, name: str) -> Iterator[Passage]:
+        first = self._store.by_id(name) or self._store.by_id(f"{name}#1")
+        assert first is not None, "it has just been found"
+        yield first
+        if first.id == name:
+            return
+        for number in count(2):
+            part = self._store.by_id(f"{name}#{number}")
+            if part is None or not _is_of_same(first, part):
+                return
+            yield part
+
+
+def _is_of_same(one: Passage, other: Passage) -> bool:
+    return all(one.fields.get(key) == other.fields.get(key) for key in ("file", "row"))
