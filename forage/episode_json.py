@@ -1,6 +1,6 @@
 """Converts an episode to one line of JSON and back: the format of ``episodes.jsonl``.
 
-Numbers survive bit for bit, and the line contains everything the episode does. ``records.py``
+Numbers survive bit for bit, and the line contains everything but the citations. ``records.py``
 writes the files and decides when.
 """
 

@@ -351,8 +351,36 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
+class Citation:
+    """A passage that an answer rests on, and where it is from, as far as its corpus says.
+
+    ``has_answer`` is False if no passage contains the answer: then the passages of the last search
+    are cited.
+    """
+
+    id: str
+    title: str
+    text: str
+    has_answer: bool
+    file: str | None = None
+    page: int | str | None = None
+    section: str | None = None
+    url: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The file, page and section, or the URL, as a reader writes them; "" if unknown."""
+        page = "" if self.page is None else f"page {self.page}"
+        return ", ".join(filter(None, (self.file, page, self.section))) or self.url or ""
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
-    """One question played to its end. ``reward`` is None until it has been scored."""
+    """One question played to its end. ``reward`` is None until it has been scored.
+
+    Only a user's question (``forage play``, ``forage.Run.ask``) gets ``citations``, after its end.
+    They are never recorded.
+    """
 
     question: Question
     member: int
@@ -361,6 +389,7 @@ class Episode:
     status: Status
     reward: Reward | None = None
     seconds: float = 0.0
+    citations: tuple[Citation, ...] = ()
 
     @property
     def answer(self) -> str | None:

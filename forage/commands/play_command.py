@@ -16,6 +16,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,7 +32,7 @@ from forage.errors import UserError
 from forage.remote.own_code import make_async
 from forage.retrieval.serve.port import bind_port
 from forage.types import Episode, Origin
-from forage.viewer.pages import visible
+from forage.viewer.pages import citations_heading, visible
 
 LOG = logging.getLogger(__name__)
 
@@ -190,6 +191,7 @@ def _row(episode: Episode) -> dict[str, object]:
     row = episode_to_json(episode)
     head = {"question": episode.question.text, "answer": episode.answer}
     head["num_searches"] = episode.num_searches
+    head["citations"] = [asdict(citation) for citation in episode.citations]
     return head | {name: row[name] for name in ("status", "seconds", "turns")}
 
 
@@ -212,6 +214,8 @@ class LiveTranscript:
 
     def end(self, episode: Episode) -> None:
         self._sampled = ""
+        if episode.citations:
+            self._write("\n\n" + "\n".join(_sources(episode)), "cyan")
         self._write(f"\n{_footer(episode)}\n\n", "bold")
 
     def _write(self, text: str, style: str) -> None:
@@ -225,6 +229,7 @@ def episode_panel(episode: Episode) -> Panel:
         lines.append(_harmless(turn.sampled.strip(), "bold"))
         if turn.observation:
             lines.append(_harmless(turn.observation.strip(), "dim"))
+    lines += [_harmless(line, "cyan") for line in _sources(episode)]
     return Panel(
         Group(*lines),
         title=_harmless(episode.question.text),
@@ -236,6 +241,15 @@ def episode_panel(episode: Episode) -> Panel:
 def _harmless(text: str, style: str = "") -> Text:
     """Makes text safe for a terminal: passages and policies may write escape sequences."""
     return Text(visible(text), style)
+
+
+def _sources(episode: Episode) -> Iterator[str]:
+    """A heading and a line per citation; nothing without citations."""
+    if episode.citations:
+        yield citations_heading(episode)
+    for number, citation in enumerate(episode.citations, start=1):
+        named = " · ".join(filter(None, (citation.title, citation.place))) or citation.id
+        yield f"  [{number}] {named}"
 
 
 def _footer(episode: Episode) -> str:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
+from forage.evaluation.citations import NotedSearch, cite
 from forage.evaluation.methods.methods import make_player
 from forage.retrieval.client.client import SearchClient
 from forage.rollout.engines.open_engine import open_engine
@@ -29,7 +30,7 @@ class Ask(Protocol):
     """The function that ``open_asking`` yields."""
 
     async def __call__(self, text: str, hear: Hear | None = None) -> Episode:
-        """Plays one question greedily; raises ``UserError`` if it is too long."""
+        """Plays one question greedily, and cites; raises ``UserError`` if it is too long."""
         ...
 
 
@@ -52,7 +53,9 @@ async def open_asking(config: RunConfig) -> AsyncIterator[Ask]:
             question = Question(name, text, (), "asked")
             player.check_prompts([question])
             reporting = engine if hear is None else ReportingEngine(engine, player.codec, hear)
-            return await player.play(Job(question, 0, name), reporting, client, temperature=0.0)
+            search = NotedSearch(client)
+            episode = await player.play(Job(question, 0, name), reporting, search, temperature=0.0)
+            return replace(episode, citations=cite(episode, search.passages))
 
         yield ask
 

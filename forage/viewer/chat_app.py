@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
@@ -24,8 +25,18 @@ from forage.config.run_config import RunConfig
 from forage.errors import UserError
 from forage.evaluation.interactive import Ask
 from forage.retrieval.serve.known_hosts import KnownHosts
-from forage.types import POLICY_ORIGINS, ActionKind, Episode, Origin, Status, Tag, Turn, tag_pattern
-from forage.viewer.pages import visible
+from forage.types import (
+    POLICY_ORIGINS,
+    ActionKind,
+    Citation,
+    Episode,
+    Origin,
+    Status,
+    Tag,
+    Turn,
+    tag_pattern,
+)
+from forage.viewer.pages import citations_heading, visible
 from forage.viewer.viewer_page import HEADERS, loopback_app, viewer_page
 
 LOG = logging.getLogger(__name__)
@@ -38,17 +49,22 @@ _FAILURES = (Status.SEARCH_FAILED, Status.TOOL_FAILED, Status.ENGINE_FAILED)
 
 @dataclass(frozen=True, slots=True)
 class ChatPartner:
-    """The model that answers, and where it searches, as the page names them."""
+    """The model that answers, and where it searches, as the page names them.
+
+    ``server``: the address of the search server, whose page shows documents ("": none).
+    """
 
     model: str
     search: str
+    server: str = ""
 
     @classmethod
     def of(cls, config: RunConfig) -> ChatPartner:
         endpoint = config.model.endpoint
         model = config.model.path if endpoint is None else endpoint.served_model
         search = config.search.label if config.evaluation.searches else "nothing"
-        return cls(str(model), search)
+        server = config.search.urls[0] if config.search.kind == "server" else ""
+        return cls(str(model), search, server.rstrip("/").removesuffix("/retrieve"))
 
 
 class _QuestionBody(BaseModel):
@@ -74,13 +90,13 @@ def create_chat_app(ask: Ask, partner: ChatPartner) -> FastAPI:
 
     @app.post("/ask")
     def answer(body: _QuestionBody) -> StreamingResponse:
-        events = _events(ask, body.question.strip())
+        events = _events(ask, body.question.strip(), partner)
         return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
 
     return app
 
 
-async def _events(ask: Ask, question: str) -> AsyncIterator[str]:
+async def _events(ask: Ask, question: str, partner: ChatPartner) -> AsyncIterator[str]:
     """Yields ``{part, text, turn, at_s}`` for each piece, then ``{end}`` or ``{error}``."""
     pieces: asyncio.Queue[tuple[Origin, str] | None] = asyncio.Queue()
     parts = Parts()
@@ -98,14 +114,14 @@ async def _events(ask: Ask, question: str) -> AsyncIterator[str]:
                 yield piece_of(part, text)
         for part, text in parts.rest():
             yield piece_of(part, text)
-        yield _event(_outcome(task))
+        yield _event(_outcome(task, partner))
     finally:
         task.cancel()  # the browser has disconnected, or the episode is over
 
 
-def _outcome(task: asyncio.Future[Episode]) -> dict[str, Any]:
+def _outcome(task: asyncio.Future[Episode], partner: ChatPartner) -> dict[str, Any]:
     try:
-        return {"end": _end(task.result())}
+        return {"end": _end(task.result(), partner)}
     except UserError as error:
         return {"error": str(error)}
     except Exception as error:
@@ -151,7 +167,7 @@ class Parts:
         self._held = ""
 
 
-def _end(episode: Episode) -> dict[str, Any]:
+def _end(episode: Episode, partner: ChatPartner) -> dict[str, Any]:
     figures = (
         episode.status.value.replace("_", " "),
         f"{episode.num_searches} search{'' if episode.num_searches == 1 else 'es'}",
@@ -165,7 +181,19 @@ def _end(episode: Episode) -> dict[str, Any]:
         "is_failure": episode.status in _FAILURES,
         "figures": figures,
         "turns": [_turn(turn) for turn in episode.turns],
+        "resting": citations_heading(episode) if episode.citations else "",
+        "citations": [_citation(citation, partner) for citation in episode.citations],
     }
+
+
+def _citation(citation: Citation, partner: ChatPartner) -> dict[str, str]:
+    """A citation as the page shows it; a link leads to the web, or to the search server's page."""
+    link = citation.url or ""
+    if not link.startswith(("http://", "https://")):
+        is_shown = partner.server and (citation.file or citation.url)
+        link = f"{partner.server}/?{urlencode({'document': citation.id})}" if is_shown else ""
+    named = citation.title or citation.id
+    return {"title": visible(named), "place": visible(citation.place), "link": visible(link)}
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from forage.types import Episode
 from forage.viewer.charts import SMOOTHING, number_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -50,6 +51,13 @@ def visible(text: str) -> str:
     surrogates, which UTF-8 cannot encode, become U+FFFD.
     """
     return "".join(_visible_character(character) for character in text)
+
+
+def citations_heading(episode: Episode) -> str:
+    """What the citations of an episode, which has some, have to do with its answer."""
+    if episode.citations[0].has_answer:
+        return "The answer is in"
+    return "No passage contains the answer; the last search showed"
 
 
 @functools.cache

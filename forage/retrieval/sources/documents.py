@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import count
 
 from forage.data.corpus_store import CorpusStore
-from forage.retrieval.wire import DocumentPage
+from forage.retrieval.wire import DocumentPage, Page
 from forage.types import Passage
 
 _PIECE = re.compile(r"(.*)#\d+", re.DOTALL)
@@ -48,7 +48,7 @@ class IndexedDocuments:
         self._store = store
         self._document = lru_cache(_NUM_KEPT)(self._join)
 
-    def pages(self, urls: Sequence[str]) -> list[DocumentPage | None]:
+    def pages(self, urls: Sequence[str]) -> list[Page | None]:
         """The document at each address, None if the index has none."""
         return [self._page(url.strip()) for url in urls]
 

@@ -66,6 +66,17 @@
           shown.text.before(list);
         }
       });
+      if (event.citations.length) {
+        const sources = add(article, "div", "citations");
+        add(sources, "p", "heading", event.resting);
+        const list = add(sources, "ol", "");
+        event.citations.forEach((citation) => {
+          const item = add(list, "li", "");
+          const title = add(item, citation.link ? "a" : "span", "", citation.title);
+          if (citation.link) Object.assign(title, { href: citation.link, target: "_blank", rel: "noreferrer noopener" });
+          add(item, "span", "detail", citation.place);
+        });
+      }
       if (event.answer === null) fail(event.is_failure ? "The episode failed: " + event.figures[0] : "No answer: " + event.figures[0]);
       const figures = add(article, "ul", "figures");
       event.figures.forEach((figure) => add(figures, "li", "", figure));
