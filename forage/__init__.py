@@ -7,7 +7,6 @@ imported on first use, so that ``import forage`` costs nothing.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forage.run import Citation as Citation
     from forage.run import Episode as Episode
     from forage.run import Passage as Passage
     from forage.run import Question as Question
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
     from forage.run import Trained as Trained
 
 __version__ = "0.1.0"
-_OF_THE_LIBRARY = (
-    *("Citation", "Episode", "Passage", "Question", "Reward"),
-    *("Run", "Step", "Trained"),
-)
+_OF_THE_LIBRARY = ("Episode", "Passage", "Question", "Reward", "Run", "Step", "Trained")
 
 
 def __getattr__(name: str) -> Any:

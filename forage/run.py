@@ -26,14 +26,14 @@ from forage.config.run_config import RunConfig, build_config
 from forage.environment.remembered import as_trained
 from forage.hardware import quiet_openmp
 from forage.settings import IMPORT_PATH
-from forage.types import Citation, Episode, Group, Passage, Question, Reward
+from forage.types import Episode, Group, Passage, Question, Reward
 from forage.watch.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from forage.evaluation.result import EvaluationResult
     from forage.watch.step import TrainingStep
 
-__all__ = ("Citation", "Episode", "Passage", "Question", "Reward", "Run", "Step", "Trained")
+__all__ = ("Episode", "Passage", "Question", "Reward", "Run", "Step", "Trained")
 
 T = TypeVar("T")
 

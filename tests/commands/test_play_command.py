@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from forage.commands import play_command
 from forage.commands.cli import main
 from forage.commands.play_command import LiveTranscript, episode_panel
 from forage.errors import UserError
-from forage.types import ActionKind, Episode, Origin, Status, Turn
+from forage.types import ActionKind, Citation, Episode, Origin, Status, Turn
 from tests.fakes import make_question
 from tests.tiny_runs import make_config, search_server, world_dir, write_recipe
 
@@ -48,6 +49,34 @@ def test_an_episode_is_shown_turn_by_turn_with_its_answer():
     places = [text.index(part) for part in ("Which river?", "<search>", "Doc 1", "<answer>")]
     assert places == sorted(places)
     assert "Tiber · answered · 1 search" in text
+
+
+@pytest.mark.parametrize(
+    ("has_answer", "heading"),
+    [
+        (True, "The answer is in"),
+        (False, "No passage contains the answer; the last search showed"),
+    ],
+)
+def test_the_sources_of_an_answer_are_shown_with_their_places(has_answer: bool, heading: str):
+    first = Citation("a", "Printer \x1b[2J[bold]", "", has_answer, "own/it.pdf", 3, "Ports")
+    second = Citation("https://a.example", "", "", has_answer, url="https://a.example")
+    citations = (first, second, Citation("p7", "", "", has_answer))
+    turn = Turn("<answer>9100</answer>", ActionKind.ANSWER, "9100")
+    cited = replace(episode(turn), citations=citations)
+    live = Console(file=(file := io.StringIO()), force_terminal=True, color_system=None, width=100)
+    LiveTranscript(live).end(cited)
+    for text in (shown(cited), file.getvalue()):
+        places = [
+            heading,
+            "[1] Printer ␛[2J[bold] · own/it.pdf, page 3, Ports",
+            "[2] https://a.example",
+            "[3] p7",
+            "9100 · answered",
+        ]
+        found = [text.index(place) for place in places]
+        assert found == sorted(found)
+        assert "\x1b[2J" not in text
 
 
 def test_an_episode_without_an_answer_says_why():
@@ -131,6 +160,12 @@ def test_the_lines_of_a_pipe_are_asked_one_by_one_and_each_episode_is_a_line_of_
     for row in rows:
         assert row["seconds"] > 0
         assert row["num_searches"] == sum(turn["kind"] == "search" for turn in row["turns"])
+        shown = {name for turn in row["turns"] for c in turn["calls"] for name in c["result_ids"]}
+        assert {citation["id"] for citation in row["citations"]} <= shown
+        assert bool(row["citations"]) == (row["answer"] is not None)
+        for citation in row["citations"]:
+            place = {citation[name] for name in ("file", "page", "section", "url")}
+            assert (place, bool(citation["title"] and citation["text"])) == ({None}, True)
 
 
 @pytest.mark.usefixtures("_logging")

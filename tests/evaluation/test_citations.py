@@ -1,6 +1,7 @@
 """What an answer rests on: passages that contain it, otherwise those of the last search."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +9,17 @@ import pytest
 
 import forage
 from forage.commands.cli import main
+from forage.data.corpus import write_corpus
 from forage.episode_json import episode_from_json, episode_to_json
 from forage.evaluation.citations import NotedSearch, cite
+from forage.retrieval.index.index import build_index, open_index
 from forage.retrieval.sources.compose import ServeSettings, open_page_store
 from forage.types import ActionKind, Citation, Episode, Passage, Status, Turn, search_call
 from tests.data.documents.own_files import write_folder
 from tests.fakes import make_question
 from tests.retrieval.client.test_client import client_of
-from tests.retrieval.conftest import StartServer
+from tests.retrieval.conftest import PASSAGES as TOWNS
+from tests.retrieval.conftest import running_server
 
 PASSAGES = {
     passage.id: passage
@@ -29,7 +33,7 @@ PASSAGES = {
 }
 
 
-def answered(answer: str | None, *searches: str) -> Episode:
+def answered(answer: str | None, *searches: Sequence[str]) -> Episode:
     """An episode that shows the passages of each search, for example "ab", and then answers."""
     turns = [
         Turn("<search>q</search>", ActionKind.SEARCH, "q", "shown", (search_call(["q"], tuple(s)),))
@@ -86,22 +90,25 @@ def test_citations_are_not_recorded():
 
 
 async def test_an_address_that_the_server_guessed_is_not_cited_and_a_page_that_was_opened_is(
-    start_server: StartServer, tmp_path: Path
+    tmp_path: Path,
 ):
     folder, index = write_folder(tmp_path / "own"), tmp_path / "index"
     assert main(["index", "--corpus", str(folder), "--out", str(index), "--language", "en"]) == 0
     pages = open_page_store(ServeSettings(sources=(str(index),)))
-    async with client_of(start_server(pages=pages)) as client:
-        search = NotedSearch(client)
-        await search.search("lake")
-        assert search.passages["p3"].fields["url"].startswith("https://en.wikipedia.org")
-        (citation,) = cite(answered("Zürich", ["p3"]), search.passages)  # pyright: ignore[reportArgumentType]
-        assert (citation.title, citation.url) == ("Zürich", None)
-        for part in (0, 1):
-            await search.open_page("guide/setup.md#1", part, 40)
-        opened = answered("9100", ["guide/setup.md"])  # pyright: ignore[reportArgumentType]
-        (citation,) = cite(opened, search.passages)
-        assert (citation.place, citation.has_answer) == ("guide/setup.md", True)
+    write_corpus(tmp_path / "c.jsonl", TOWNS)
+    build_index(tmp_path / "c.jsonl", tmp_path / "towns", show_progress=False)
+    with open_index(tmp_path / "towns") as towns, running_server(towns, pages) as url:
+        async with client_of(url) as client:
+            search = NotedSearch(client)
+            await search.search("lake")
+            assert search.passages["p3"].fields["url"].startswith("https://en.wikipedia.org")
+            (citation,) = cite(answered("Zürich", ["p3"]), search.passages)
+            assert (citation.title, citation.url) == ("Zürich", None)
+            for part in (0, 1):
+                await search.open_page("guide/setup.md#1", part, 40)
+            opened = answered("9100", ["guide/setup.md"])
+            (citation,) = cite(opened, search.passages)
+            assert (citation.place, citation.has_answer) == ("guide/setup.md", True)
 
 
 def test_the_library_returns_citations_of_a_function_and_shows_none_to_rewards(tmp_path: Path):
@@ -116,7 +123,7 @@ def test_the_library_returns_citations_of_a_function_and_shows_none_to_rewards(t
         seen.append(episode.citations)
         return 0.0
 
-    assert main(["data", "world", "--size", "60", "--out", str(tmp_path / "world")]) == 0
+    assert main(["data", "world", "--size", "200", "--out", str(tmp_path / "world")]) == 0
     model = Path(forage.__file__).parent / "warm" / "model"
     config = {
         "model": {"path": str(model)},
@@ -130,6 +137,6 @@ def test_the_library_returns_citations_of_a_function_and_shows_none_to_rewards(t
     assert {(each.file, each.page, each.section) for each in episode.citations} == {
         ("towns.pdf", 4, "Councils")
     }
-    assert all(isinstance(each, forage.Citation) for each in episode.citations)
+    assert all(isinstance(each, Citation) for each in episode.citations)
     run.train()
     assert set(seen) == {()}

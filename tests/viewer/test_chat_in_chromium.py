@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from forage.errors import UserError
 from forage.evaluation.interactive import Ask, Hear
 from forage.types import (
     ActionKind,
+    Citation,
     Episode,
     FailureKind,
     Origin,
@@ -72,9 +74,9 @@ def test_a_tag_that_comes_in_pieces_opens_its_part_and_other_marks_stay_text():
 
 
 @contextmanager
-def chat(ask: Ask) -> Iterator[str]:
+def chat(ask: Ask, server: str = "") -> Iterator[str]:
     """The address of a chat with ``ask``, while the block runs."""
-    app = create_chat_app(ask, ChatPartner("model", "http://127.0.0.1:8000"))
+    app = create_chat_app(ask, ChatPartner("model", "http://127.0.0.1:8000", server))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -171,6 +173,7 @@ def test_a_question_streams_its_thoughts_passages_and_answer_with_their_seconds(
         expect(found.locator(".heading")).to_have_text("Passages")
         expect(found.locator(".detail")).to_contain_text("search in ")
         assert found.locator(".passages li").count() > 0
+        assert article.locator(".citations li").count() > 0
         expect(field).to_be_focused()
         ask(page, "why " * 2000)
         expect(page.get_by_role("alert").last).to_contain_text("prompt of question asked 2 has")
@@ -213,6 +216,48 @@ def test_what_the_model_writes_stays_text_and_a_failure_is_shown_as_what_it_is(p
         ask(page, "bug")
         expect(alerts.last).to_contain_text("ZeroDivisionError")
         expect(alerts).to_have_count(3)
+
+
+@needs_chromium
+def test_citations_are_under_the_answer_with_links_that_lead_nowhere_harmful(page: Page):
+    cited = {
+        "guide/a.md#2": {"file": "guide/a.md", "section": HOSTILE, "url": "guide/a.md"},
+        "b": {"url": "https://b.example/?q=1&r=2"},
+        "c": {"url": "javascript:document.title='owned'"},
+        "d": {},
+    }
+
+    async def cites(text: str, hear: Hear | None = None) -> Episode:
+        episode = await answer_at_once(text, hear)
+        has_answer = text == "found"
+        named = [(key, f"{HOSTILE} {key}", place) for key, place in cited.items()]
+        citations = tuple(Citation(k, t, "", has_answer, **place) for k, t, place in named)
+        return replace(episode, citations=citations)
+
+    with chat(cites, server="http://127.0.0.1:8000") as address:
+        page.goto(address)
+        ask(page, "found")
+        sources = page.locator(".citations")
+        expect(sources.locator(".heading")).to_have_text("The answer is in")
+        expect(sources.locator("li")).to_have_count(4)
+        links = [link.get_attribute("href") for link in sources.locator("a").all()]
+        assert links == [
+            "http://127.0.0.1:8000/?document=guide%2Fa.md%232",
+            "https://b.example/?q=1&r=2",
+            "http://127.0.0.1:8000/?document=c",
+        ]
+        expect(sources.locator("li").first).to_contain_text("guide/a.md, <img src=x")
+        assert page.locator("main img").count() == 0
+        page.set_viewport_size({"width": 400, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        ask(page, "lost")
+        expect(page.locator(".citations .heading").last).to_have_text(
+            "No passage contains the answer; the last search showed"
+        )
+    with chat(cites) as address:
+        page.goto(address)
+        ask(page, "no server")
+        expect(page.locator(".citations a")).to_have_count(1)
 
 
 @needs_chromium

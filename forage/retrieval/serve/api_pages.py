@@ -175,7 +175,7 @@ def docs_page(description: dict[str, Any], url: str) -> str:
 @functools.cache
 def page_headers() -> dict[str, str]:
     """Headers of these pages: the browser loads nothing and runs only their one script."""
-    digest = hashlib.sha256(_read("search.js").encode("utf-8")).digest()
+    digest = hashlib.sha256(_script().encode("utf-8")).digest()
     script = base64.b64encode(digest).decode("ascii")
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
@@ -199,10 +199,14 @@ def _environment() -> jinja2.Environment:
     )
     # The only texts that are not escaped: they are files of this project, not data.
     environment.globals["style"] = Markup(_read("pages.css"))
-    environment.globals["script"] = Markup(_read("search.js"))
+    environment.globals["script"] = Markup(_script())
     environment.filters["kind"] = _kind
     environment.filters["example"] = _example
     return environment
+
+
+def _script() -> str:
+    return _read("markdown.js") + _read("search.js")
 
 
 @functools.cache

@@ -3,16 +3,26 @@
 import json
 import re
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page, expect
 
-from forage.data.corpus import format_contents
+from forage.commands.cli import main
+from forage.data.corpus import format_contents, write_corpus
+from forage.retrieval.index.index import build_index, open_index
 from forage.retrieval.serve.api_pages import describe_api, docs_page, search_page
 from forage.retrieval.serve.limits import Limits
-from tests.retrieval.conftest import PASSAGES, StartServer
+from forage.retrieval.sources.compose import ServeSettings, open_page_store
+from forage.types import Passage
+from tests.data.documents.own_files import write_folder
+from tests.retrieval.conftest import PASSAGES, StartServer, running_server
 from tests.retrieval.fake_sources import GatedSource
 from tests.viewer.browser import needs_chromium, visit
+from tests.viewer.test_viewer_in_chromium import browser, page
+
+__all__ = ("browser", "page")
 
 
 @needs_chromium
@@ -90,3 +100,128 @@ def test_the_commands_on_the_api_page_are_those_that_work(start_server: StartSer
 def test_the_search_page_is_the_same_for_everybody():
     assert search_page() is search_page()
     assert "innerHTML =" not in search_page()
+
+
+HOSTILE = """# Setting *up*
+
+The printer listens on `port` **9100**, see [docs](https://a.example/x) or [here](other.md).
+Names like snake_case_name and 2 * 3 * 4 stay, and so does \\*this\\*.
+
+- one
+- two
+  - three
+
+3. third
+
+> quoted
+
+| model | port |
+|---|---|
+| A1 | 9100 |
+
+```python
+if a < b: **c**
+```
+
+![picture](https://evil.example/x.png) <img src=x onerror="document.title='owned'">
+<script>document.title='owned'</script> [js](javascript:document.title='owned')
+[data](data:text/html,<script>1</script>) <a href="https://evil.example">raw</a> **open `and _open
+"""
+
+
+@pytest.fixture(scope="module")
+def documents_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of an index of documents, one of them hostile and one of them long."""
+    folder = tmp_path_factory.mktemp("serve")
+    own = write_folder(folder / "own")
+    (own / "bad.md").write_text(HOSTILE)
+    (own / "long.md").write_text("word " * 2000 + "\n\n## Deep\n\nhidden xyzzy\n\n" + "end " * 500)
+    index = folder / "index"
+    assert main(["index", "--corpus", str(own), "--out", str(index), "--language", "en"]) == 0
+    pages = open_page_store(ServeSettings(sources=(str(index),)))
+    with open_index(index) as opened, running_server(opened, pages) as url:
+        yield url
+
+
+@needs_chromium
+def test_markdown_is_shown_as_elements_and_nothing_in_it_runs_or_loads(
+    documents_url: str, page: Page
+):
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(f"{documents_url}/?q=port+9100&k=5")
+    shown = page.locator(".hit", has_text="bad.md#1").locator(".markdown")
+    expect(shown.locator("h3")).to_have_text("Setting up")
+    for selector, text in {
+        "h3 em": ["up"],
+        "p code": ["port"],
+        "strong": ["9100"],
+        "ul li": ["one", "two", "three"],
+        "ol[start='3'] li": ["third"],
+        "blockquote": ["quoted"],
+        "th": ["model", "port"],
+        "td": ["A1", "9100"],
+        "pre": ["if a < b: **c**"],
+        "a": ["docs"],
+    }.items():
+        expect(shown.locator(selector)).to_have_text(text)
+    expect(shown.locator("a")).to_have_attribute("href", "https://a.example/x")
+    expect(shown.locator("a")).to_have_attribute("rel", "noreferrer noopener")
+    for text in ("snake_case_name and 2 * 3 * 4 stay", "*this*", "[image: picture] <img src=x"):
+        expect(shown).to_contain_text(text)
+    expect(shown).to_contain_text("<script>document.title='owned'</script> js")
+    expect(shown).to_contain_text("**open `and _open")
+    assert page.locator("main").locator("img, script, iframe").count() == 0
+    assert page.title() == "Forage search"
+    assert all(request.startswith(documents_url) for request in requests)
+    assert "9100" in shown.locator("mark").all_text_contents()
+
+
+@needs_chromium
+def test_a_hit_links_to_its_document_which_opens_at_the_passage(documents_url: str, page: Page):
+    page.goto(f"{documents_url}/?q=xyzzy&k=3")
+    place = page.locator(".hit").first.locator(".place")
+    expect(place).to_contain_text("long.md")
+    place.get_by_role("link").click()
+    here = page.locator(".here")
+    expect(here).to_contain_text("hidden xyzzy")
+    expect(here).to_be_in_viewport()
+    assert page.evaluate("scrollY") > 300
+    expect(page.locator(".hit h2").first).to_have_text("long.md")
+    page.goto(f"{documents_url}/?q=revenue&k=1")
+    expect(page.locator(".place")).to_have_text("report.pdf, page 1")
+    page.goto(f"{documents_url}/?document=../secret.txt")
+    expect(page.locator(".status")).to_have_text("The index has no document ../secret.txt")
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.goto(f"{documents_url}/?q=port+9100&k=5")
+    expect(page.locator(".hit").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@needs_chromium
+@pytest.mark.parametrize("piece", ["**a ", "`a ", "[a](", "_a ", "![", "> ", "* ", "\\", "|"])
+def test_marks_without_partners_cost_time_linear_in_their_number(
+    piece: str, documents_url: str, page: Page
+):
+    """A quadratic rule would not return within the test's time."""
+    page.goto(documents_url)
+    for number in (20_000, 160_000):
+        length = page.evaluate(
+            "text => markdown(text, (text) => [text]).textContent.length", piece * number
+        )
+        assert length <= len(piece) * number + number
+
+
+@needs_chromium
+def test_a_server_that_opens_no_documents_offers_no_links(
+    start_server: StartServer, page: Page, tmp_path: Path
+):
+    row = Passage("a", "Ada", "Ada wrote a **program**.", {"file": "ada.md"})
+    write_corpus(tmp_path / "c.jsonl", [row])
+    build_index(tmp_path / "c.jsonl", tmp_path / "i", show_progress=False)
+    with open_index(tmp_path / "i") as index:
+        page.goto(f"{start_server(source=index)}/?q=program")
+        expect(page.locator(".hit strong")).to_have_text("program")
+        assert page.locator(".place").count() == 0
+        address = f"{start_server(source=index, token='secret')}/?document=a"
+        assert "HTTP 401" in visit(address, tmp_path / "profile", script_ms=5000).dom

@@ -1,13 +1,5 @@
-"use strict";
 const at = (id) => document.getElementById(id);
 const tokenKey = "forage-token";
-
-function element(name, className, text) {
-  const made = document.createElement(name);
-  made.className = className;
-  made.textContent = text;  // never innerHTML: passages are other people's text
-  return made;
-}
 
 function say(text, isWrong = false) {
   at("status").textContent = text;
@@ -18,17 +10,26 @@ function words(text) {
   return text.toLowerCase().match(/[\p{L}\p{N}]+/gu) || [];
 }
 
-function marked(text, query) {
+// The text of a passage or document, with the words of the query marked.
+function marked(text, query, file) {
   const wanted = new Set(words(query).filter((word) => word.length > 2 || /\d/.test(word)));
-  const paragraph = element("p", "text", "");
-  for (const piece of text.split(/([\p{L}\p{N}]+)/u)) {
-    const isWanted = wanted.has(piece.toLowerCase());
-    paragraph.append(isWanted ? element("mark", "", piece) : piece);
-  }
-  return paragraph;
+  const leaf = (text) => text.split(/([\p{L}\p{N}]+)/u).filter(Boolean)
+    .map((piece) => wanted.has(piece.toLowerCase()) ? element("mark", "", piece) : piece);
+  if (/\.(md|markdown)$/i.test(file)) return markdown(text, leaf);
+  return fill(element("p", "text", ""), leaf(text));
+}
+
+// Where a passage is from, as a link that shows its document as it was indexed.
+function placeElement({ id, file, page, section }) {
+  const place = element("p", "place", "");
+  const link = element("a", "", file);
+  link.href = `?${new URLSearchParams({document: id})}`;
+  place.append(link, page ? `, page ${page}` : "", section ? `, ${section}` : "");
+  return place;
 }
 
 function hitElement(hit, rank, best, query) {
+  const file = typeof hit.document.file === "string" ? hit.document.file : "";
   const line = hit.document.contents.indexOf("\n");
   const title = hit.document.contents.slice(0, Math.max(line, 0)).replace(/^"(.*)"$/, "$1");
   const item = element("li", "hit", "");
@@ -42,43 +43,65 @@ function hitElement(hit, rank, best, query) {
   bar.append(document.createElement("div"));
   // The best hit is the whole bar; scores below 0 (some rerankers) are an empty one.
   bar.firstChild.style.width = `${best > 0 ? Math.max(0, 100 * hit.score / best) : 0}%`;
-  item.append(header, bar, marked(hit.document.contents.slice(line + 1), query));
+  item.append(header, bar);
+  if (file && Number.isInteger(hit.document.start)) item.append(placeElement(hit.document));
+  item.append(marked(hit.document.contents.slice(line + 1), query, file));
   item.append(element("p", "id", hit.document.id));
   return item;
 }
 
 let latest = 0;
 
-async function search() {
-  const query = at("query").value;
-  const topk = Math.max(1, Number.parseInt(at("topk").value, 10) || 1);
+// The result of a request; undefined if it failed, which the page then says, or if it was overtaken.
+async function resultOf(path, body) {
   const turn = ++latest;
-  history.replaceState(null, "", `?${new URLSearchParams({q: query, k: topk})}`);
-  say("Searching");
   const headers = {"Content-Type": "application/json"};
   const token = sessionStorage.getItem(tokenKey);
   if (token) headers.Authorization = `Bearer ${token}`;
-  const started = performance.now();
   let response, reply;
   try {
-    response = await fetch("retrieve", {
-      method: "POST", headers, body: JSON.stringify({queries: [query], topk, return_scores: true}),
-    });
+    response = await fetch(path, {method: "POST", headers, body: JSON.stringify(body)});
     reply = await response.json();
   } catch (error) {
     if (turn === latest) { at("results").replaceChildren(); say(`No answer: ${error.message}`, true); }
-    return;
+    return undefined;
   }
-  if (turn !== latest) return;  // a newer search is on its way
-  const milliseconds = performance.now() - started;
+  if (turn !== latest) return undefined;  // a newer request is on its way
   at("token-form").hidden = response.status !== 401;
-  if (!response.ok) {
-    at("results").replaceChildren();
-    say(`HTTP ${response.status}: ${reply.detail}`, true);
-    if (response.status === 401) at("token").focus();
-    return;
+  if (response.ok) return reply.result[0];
+  at("results").replaceChildren();
+  say(`HTTP ${response.status}: ${reply.detail}`, true);
+  if (response.status === 401) at("token").focus();
+  return undefined;
+}
+
+async function openDocument(address) {
+  say("Opening");
+  const page = await resultOf("access", {urls: [address]});
+  if (page === null) say(`The index has no document ${address}`, true);
+  if (!page) return;
+  const [start, end] = [page.start || 0, page.end || 0];
+  const item = element("li", "hit", "");
+  item.append(element("h2", "", page.url));
+  for (const [from, to] of [[0, start], [start, end], [end, page.contents.length]]) {
+    const part = marked(page.contents.slice(from, to), "", page.url);
+    part.classList.toggle("here", from === start && to === end);
+    if (to > from) item.append(part);
   }
-  const hits = reply.result[0];
+  at("results").replaceChildren(item);
+  say("The document as it was indexed");
+  item.querySelector(".here")?.scrollIntoView();
+}
+
+async function search() {
+  const query = at("query").value;
+  const topk = Math.max(1, Number.parseInt(at("topk").value, 10) || 1);
+  history.replaceState(null, "", `?${new URLSearchParams({q: query, k: topk})}`);
+  say("Searching");
+  const started = performance.now();
+  const hits = await resultOf("retrieve", {queries: [query], topk, return_scores: true});
+  if (!hits) return;
+  const milliseconds = performance.now() - started;
   const took = `${milliseconds.toFixed(milliseconds < 10 ? 1 : 0)} ms round trip`;
   say(hits.length ? `${hits.length} passage${hits.length > 1 ? "s" : ""}, ${took}` : `Nothing found, ${took}`);
   const best = hits.length ? hits[0].score : 0;
@@ -99,9 +122,11 @@ at("ask").addEventListener("submit", (event) => { event.preventDefault(); search
 at("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem(tokenKey, at("token").value);
-  search();
+  begin();
 });
 const asked = new URLSearchParams(location.search);
 if (asked.has("k")) at("topk").value = asked.get("k");
+at("query").value = asked.get("q") || "";
+const begin = () => !at("query").value && asked.get("document") ? openDocument(asked.get("document")) : search();
 describe();
-if (asked.get("q")) { at("query").value = asked.get("q"); search(); }
+if (asked.get("q") || asked.get("document")) begin();
