@@ -60,14 +60,15 @@ LINE_BUDGETS = {
     # open_run.py names each part of a run, where train.py bundled and unpacked them. hardware.py
     # decides between measured options (fastest), which threads and micro-batches decided alone.
     # Questions are counted as they are verified, not as they end (progress.py).
-    "": 2_715,
+    # A citation, which the environment's episode carries to its reader (types.py).
+    "": 2_745,
     # Estimators and losses of the user's own (own_kind.py, loss.py); columns that only one
     # estimator or loss reads came here from training.
     "algorithms": 2_805,
     "cluster": 1_130,
     # forage questions (questions_command.py), a question writer as a target of forage sft, and
     # forage agent (agent_command.py).
-    "commands": 5_260,
+    "commands": 5_275,
     # The lessons of a question writer (warm_start_config.py).
     "config": 3_660,
     # The simpler questions of a multi-hop question, in its row or its metadata (fields.py).
@@ -80,14 +81,16 @@ LINE_BUDGETS = {
     # Tags are respelt in text for servers, too (codec.py). A warning about a prompt that
     # explains no tags to a model that may not know them (remembered.py).
     "environment": 3_195,
-    "evaluation": 3_110,
+    # The passages that an answer rests on (citations.py).
+    "evaluation": 3_180,
     "models": 525,
     "plan": 1_935,
     # Questions made from a corpus, and a writer's lessons from labelled ones: new.
     "questions": 2_105,
     "remote": 1_385,
-    # Indexes of words without numba: plain_counts.py, and the choice between the two.
-    "retrieval": 12_900,
+    # Indexes of words without numba: plain_counts.py, and the choice between the two. Documents
+    # opened from an index's passages (documents.py), and where a hit is from (wire.py).
+    "retrieval": 13_095,
     "rewards": 1_205,
     # The message of a lost endpoint says how the command that asks it continues. Demonstrations
     # search for one step after the other (demonstrator.py), and decoding scores eight dimensions of
@@ -96,8 +99,8 @@ LINE_BUDGETS = {
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
     "training": 7_995,
-    # The page of candidate questions, and their review (candidate_pages.py).
-    "viewer": 3_705,
+    # The page of candidate questions, and their review (candidate_pages.py). Citations in the chat.
+    "viewer": 3_740,
     # The step as a value (step.py).
     "watch": 1_500,
 }
