@@ -74,9 +74,9 @@ def test_a_tag_that_comes_in_pieces_opens_its_part_and_other_marks_stay_text():
 
 
 @contextmanager
-def chat(ask: Ask, server: str = "") -> Iterator[str]:
+def chat(ask: Ask, documents: str = "") -> Iterator[str]:
     """The address of a chat with ``ask``, while the block runs."""
-    app = create_chat_app(ask, ChatPartner("model", "http://127.0.0.1:8000", server))
+    app = create_chat_app(ask, ChatPartner("model", "http://127.0.0.1:8000", documents))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -234,7 +234,7 @@ def test_citations_are_under_the_answer_with_links_that_lead_nowhere_harmful(pag
         citations = tuple(Citation(k, t, "", has_answer, **place) for k, t, place in named)
         return replace(episode, citations=citations)
 
-    with chat(cites, server="http://127.0.0.1:8000") as address:
+    with chat(cites, documents="http://127.0.0.1:8000") as address:
         page.goto(address)
         ask(page, "found")
         sources = page.locator(".citations")
