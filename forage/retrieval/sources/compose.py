@@ -16,16 +16,10 @@ from pydantic import Field, SecretStr
 
 from forage.errors import UserError
 from forage.retrieval.cache import CACHE_BYTES
-from forage.retrieval.index.index import (
-    Index,
-    OpenOptions,
-    open_corpus,
-    open_index,
-    read_manifest,
-)
+from forage.retrieval.index.index import Index, OpenOptions, open_index, read_manifest
 from forage.retrieval.serve.limits import Limits
 from forage.retrieval.source import Source
-from forage.retrieval.sources.documents import IndexedDocuments, has_documents
+from forage.retrieval.sources.documents import open_documents
 from forage.retrieval.sources.fusion import RRF_K, Fused
 from forage.retrieval.sources.lucene import Lucene
 from forage.retrieval.sources.recording import Recorder, Replay
@@ -143,10 +137,8 @@ def open_page_store(settings: ServeSettings) -> Pages | None:
     if settings.pages is None:
         named = map(_kind_and_name, settings.sources)
         for place in (name for kind, name in named if kind == "index"):
-            store = open_corpus(Path(place))
-            if has_documents(store):
-                return IndexedDocuments(store)
-            store.close()
+            if documents := open_documents(Path(place)):
+                return documents
         return None
     return (
         WebPages()

@@ -11,8 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from pathlib import Path
 
 from forage.data.corpus_store import CorpusStore
+from forage.retrieval.index.index import open_corpus
+from forage.retrieval.source import SourceError
+from forage.retrieval.store.index_files import DamagedFileError, OpenFiles
 from forage.retrieval.wire import DocumentPage, Page
 from forage.types import Passage
 
@@ -22,10 +26,17 @@ _PAGE = re.compile(r"page=(\d{1,9})")
 _NUM_KEPT = 4
 
 
-def has_documents(store: CorpusStore) -> bool:
-    """Whether an index was built from documents or tables, as its first passage shows."""
+def open_documents(index: Path) -> IndexedDocuments | None:
+    """Opens the documents of an index, None if it was built from something else.
+
+    Its first passage shows this. Raises ``UserError``.
+    """
+    store = open_corpus(index)
     fields = store.passage(0).fields
-    return isinstance(fields.get("file"), str) and isinstance(fields.get("start"), int)
+    if isinstance(fields.get("file"), str) and isinstance(fields.get("start"), int):
+        return IndexedDocuments(store, OpenFiles(index.glob("corpus.*")))
+    store.close()
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +54,26 @@ class IndexedDocuments:
     A row of a table is a document, which only its id opens.
     """
 
-    def __init__(self, store: CorpusStore) -> None:
-        """Takes over ``store``, which ``close`` closes."""
-        self._store = store
+    def __init__(self, store: CorpusStore, files: OpenFiles) -> None:
+        """Takes over ``store`` and its ``files``, which ``close`` closes."""
+        self._store, self._files = store, files
         self._document = lru_cache(_NUM_KEPT)(self._join)
 
     def pages(self, urls: Sequence[str]) -> list[Page | None]:
-        """The document at each address, None if the index has none."""
+        """The document at each address, None if the index has none; raises ``SourceError``.
+
+        It fails if a file was truncated: reading on would end the process.
+        """
+        try:
+            self._files.check()
+        except DamagedFileError as error:
+            raise SourceError(str(error), is_temporary=False) from error
         return [self._page(url.strip()) for url in urls]
 
     def close(self) -> None:
         """Closes the index's passages."""
         self._store.close()
+        self._files.close()
 
     def _page(self, address: str) -> DocumentPage | None:
         file, _, fragment = address.partition("#")

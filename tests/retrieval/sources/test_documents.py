@@ -1,6 +1,7 @@
 """Documents joined from the passages of an index, compared with the files they were made from."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from forage.commands.cli import main
 from forage.data.corpus import write_corpus
 from forage.data.corpus_store import CorpusStore
 from forage.retrieval.index.index import build_index, open_corpus
+from forage.retrieval.source import SourceError
 from forage.retrieval.sources.compose import ServeSettings, open_page_store
-from forage.retrieval.sources.documents import IndexedDocuments, has_documents
+from forage.retrieval.sources.documents import IndexedDocuments, open_documents
 from forage.retrieval.sources.stored_pages import open_pages, read_pages
+from forage.retrieval.store.index_files import OpenFiles
 from forage.retrieval.wire import AccessRequest, DocumentPage, PageChunk
 from forage.types import Passage
 from tests.data.documents.own_files import write_folder, write_pdf
@@ -30,7 +33,7 @@ def own_pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedDocum
     """The pages of this project's documentation."""
     index = built(DOCS, tmp_path_factory.mktemp("docs") / "index", "--size", "60")
     with CorpusStore(index) as store:
-        yield IndexedDocuments(store)
+        yield IndexedDocuments(store, OpenFiles(()))
 
 
 def the_page(documents: IndexedDocuments, address: str) -> DocumentPage:
@@ -48,7 +51,7 @@ def test_the_passages_of_a_document_join_to_its_text(name: str, own_pages: Index
 
 def test_an_id_of_a_passage_opens_its_document_and_says_where_it_is(tmp_path: Path):
     with open_corpus(built(DOCS, tmp_path / "index", "--size", "60")) as store:
-        documents = IndexedDocuments(store)
+        documents = IndexedDocuments(store, OpenFiles(()))
         for row in range(0, len(store), 7):
             passage = store.passage(row)
             page = the_page(documents, passage.id)
@@ -63,7 +66,7 @@ def test_without_overlap_the_white_space_between_passages_is_a_space_or_a_paragr
     (tmp_path / "own" / "a.txt").write_text("\n\n one two three\n\nfour five six seven")
     options = ("--size", "2", "--overlap", "0", "--language", "en")
     with open_corpus(built(tmp_path / "own", tmp_path / "index", *options)) as store:
-        page = the_page(IndexedDocuments(store), "a.txt#2")
+        page = the_page(IndexedDocuments(store, OpenFiles(())), "a.txt#2")
     assert page.contents == "one two three\n\nfour five six seven"
     assert page.contents[page.start : page.end] == "three\n\nfour"
 
@@ -74,7 +77,7 @@ def test_the_address_of_a_pdf_page_opens_that_page(tmp_path: Path):
     write_pdf(tmp_path / "own" / "book.pdf", texts)
     options = ("--size", "20", "--overlap", "3", "--language", "en")
     with open_corpus(built(tmp_path / "own", tmp_path / "index", *options)) as store:
-        documents = IndexedDocuments(store)
+        documents = IndexedDocuments(store, OpenFiles(()))
         page = the_page(documents, "book.pdf#page=3")
         first = next(one for one in store if one.fields["page"] == 3)
         assert page.contents[page.start : page.end] == first.text
@@ -87,7 +90,7 @@ def test_a_row_of_a_table_is_a_document(tmp_path: Path):
     table.write_text("text\nRome lies on the Tiber.\n" + "Paris " * 30 + "\nVienna lies.\n")
     options = ("--size", "20", "--overlap", "5", "--language", "en")
     with open_corpus(built(table, tmp_path / "index", *options)) as store:
-        documents = IndexedDocuments(store)
+        documents = IndexedDocuments(store, OpenFiles(()))
         assert the_page(documents, "t.csv#1").contents == "Rome lies on the Tiber."
         long = the_page(documents, "t.csv#2#2")
         assert (long.url, long.contents) == ("t.csv#2", ("Paris " * 30).strip())
@@ -102,7 +105,7 @@ def test_only_documents_of_the_index_are_opened(tmp_path: Path):
     index = built(folder, tmp_path / "index", "--language", "en")
     (folder / "later.txt").write_text("after")
     with open_corpus(index) as store:
-        documents = IndexedDocuments(store)
+        documents = IndexedDocuments(store, OpenFiles(()))
         absolute = str(tmp_path / "secret.txt")
         unknown = ["../secret.txt", absolute, f"file://{absolute}", "", "#", "#1", "none.md#1"]
         assert documents.pages(unknown) == [None] * len(unknown)
@@ -119,10 +122,10 @@ def test_passages_that_are_no_documents_are_not_opened(tmp_path: Path):
     write_corpus(tmp_path / "c.jsonl", passages)
     build_index(tmp_path / "c.jsonl", tmp_path / "i", show_progress=False)
     with open_corpus(tmp_path / "i") as store:
-        assert not has_documents(store)
-        assert IndexedDocuments(store).pages(["a#1"]) == [None]
-        page = the_page(IndexedDocuments(store), "b#2")
+        assert IndexedDocuments(store, OpenFiles(())).pages(["a#1"]) == [None]
+        page = the_page(IndexedDocuments(store, OpenFiles(())), "b#2")
         assert page.contents.startswith("two")
+    assert open_documents(tmp_path / "i") is None
     assert open_page_store(ServeSettings(sources=(str(tmp_path / "i"),))) is None
 
 
@@ -152,6 +155,17 @@ def test_a_file_of_pages_takes_the_place_of_the_documents(tmp_path: Path):
         store.close()
 
 
+def test_a_corpus_that_was_truncated_is_a_typed_failure(tmp_path: Path):
+    """Reading a mapped file after its end kills the process."""
+    index = built(DOCS, tmp_path / "index", "--size", "60")
+    documents = open_documents(index)
+    assert documents is not None
+    os.truncate(index / "corpus.jsonl", 4096)
+    with pytest.raises(SourceError, match="was truncated from"):
+        documents.pages(["serving.md"])
+    documents.close()
+
+
 def test_the_time_to_open_a_document_is_linear_in_its_length(tmp_path: Path):
     """Counts the passages read at two lengths, and again while they are kept."""
     counts: list[tuple[int, int]] = []
@@ -162,7 +176,7 @@ def test_the_time_to_open_a_document_is_linear_in_its_length(tmp_path: Path):
         index = built(tmp_path / f"own{size}", tmp_path / f"i{size}", "--language", "en")
         with open_corpus(index) as store:
             read = Counted(store)
-            documents = IndexedDocuments(read)  # pyright: ignore[reportArgumentType]
+            documents = IndexedDocuments(read, OpenFiles(()))  # pyright: ignore[reportArgumentType]
             assert the_page(documents, "a.txt#5").contents == text
             first = read.num_read
             the_page(documents, "a.txt#6")
