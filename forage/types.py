@@ -364,6 +364,7 @@ class Citation:
     has_answer: bool
     file: str | None = None
     page: int | str | None = None
+    last_page: int | str | None = None
     section: str | None = None
     url: str | None = None
 
@@ -371,6 +372,8 @@ class Citation:
     def place(self) -> str:
         """The file, page and section, or the URL, as a reader writes them; "" if unknown."""
         page = "" if self.page is None else f"page {self.page}"
+        if self.page is not None and self.last_page not in (None, self.page):
+            page = f"pages {self.page} to {self.last_page}"
         return ", ".join(filter(None, (self.file, page, self.section))) or self.url or ""
 
 

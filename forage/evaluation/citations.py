@@ -60,6 +60,7 @@ def _citation(passage: Passage, has_answer: bool) -> Citation:
         title=passage.title,
         text=passage.text,
         has_answer=has_answer,
-        **{name: str(value) for name, value in place.items() if name != "page"},
+        **{name: str(value) for name, value in place.items() if not name.endswith("page")},
         page=place.get("page"),
+        last_page=place.get("last_page"),
     )

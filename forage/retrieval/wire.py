@@ -81,6 +81,7 @@ class Document(Shape):
     url: Any = None
     file: Any = None
     page: Any = None
+    last_page: Any = None
     section: Any = None
 
 
@@ -236,8 +237,9 @@ def read_page(payload: bytes) -> PageText | None:
 
 
 def place_of(row: Mapping[str, Any]) -> dict[str, str | int]:
-    """The fields of a hit that say where its passage is from: file, page, section and url."""
-    found = {name: row.get(name) for name in ("file", "page", "section", "url")}
+    """The fields of a hit that say where its passage is from: file, pages, section and url."""
+    names = ("file", "page", "last_page", "section", "url")
+    found = {name: row.get(name) for name in names}
     return {name: value for name, value in found.items() if isinstance(value, str | int) and value}
 
 

@@ -82,7 +82,7 @@ async def test_an_agent_sees_where_a_hit_is_from_and_opens_its_document(tmp_path
             return (await agent.call_tool("open_page", arguments)).structured_content
 
         pdf = await best("revenue")
-        place = {"file": "report.pdf", "page": 1, "url": "report.pdf#page=1"}
+        place = {"file": "report.pdf", "page": 1, "last_page": 2, "url": "report.pdf#page=1"}
         assert {name: pdf.get(name) for name in place} == place
         assert "section" not in pdf
         setup = await best("printer port")

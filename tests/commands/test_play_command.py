@@ -59,7 +59,7 @@ def test_an_episode_is_shown_turn_by_turn_with_its_answer():
     ],
 )
 def test_the_sources_of_an_answer_are_shown_with_their_places(has_answer: bool, heading: str):
-    first = Citation("a", "Printer \x1b[2J[bold]", "", has_answer, "own/it.pdf", 3, "Ports")
+    first = Citation("a", "Printer \x1b[2J[bold]", "", has_answer, "own/it.pdf", 3, 4, "Ports")
     second = Citation("https://a.example", "", "", has_answer, url="https://a.example")
     citations = (first, second, Citation("p7", "", "", has_answer))
     turn = Turn("<answer>9100</answer>", ActionKind.ANSWER, "9100")
@@ -69,7 +69,7 @@ def test_the_sources_of_an_answer_are_shown_with_their_places(has_answer: bool, 
     for text in (shown(cited), file.getvalue()):
         places = [
             heading,
-            "[1] Printer ␛[2J[bold] · own/it.pdf, page 3, Ports",
+            "[1] Printer ␛[2J[bold] · own/it.pdf, pages 3 to 4, Ports",
             "[2] https://a.example",
             "[3] p7",
             "9100 · answered",

@@ -41,7 +41,8 @@ class FoundPassage(BaseModel):
     text: str
     score: float = Field(description="Higher is better; comparable within one reply only.")
     file: str | int | None = _if_known("The document that it is part of.")
-    page: str | int | None = _if_known("The page of the document.")
+    page: str | int | None = _if_known("The page of the document on which it begins.")
+    last_page: str | int | None = _if_known("The page on which it ends.")
     section: str | int | None = _if_known("The heading above it.")
     url: str | int | None = _if_known("The address of the document or the web page.")
 

@@ -189,7 +189,7 @@ def test_a_hit_links_to_its_document_which_opens_at_the_passage(documents_url: s
     assert page.evaluate("scrollY") > 300
     expect(page.locator(".hit h2").first).to_have_text("long.md")
     page.goto(f"{documents_url}/?q=revenue&k=1")
-    expect(page.locator(".place")).to_have_text("report.pdf, page 1")
+    expect(page.locator(".place")).to_have_text("report.pdf, pages 1 to 2")
     page.goto(f"{documents_url}/?document=../secret.txt")
     expect(page.locator(".status")).to_have_text("The index has no document ../secret.txt")
     page.set_viewport_size({"width": 400, "height": 800})

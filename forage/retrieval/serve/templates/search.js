@@ -20,11 +20,12 @@ function marked(text, query, file) {
 }
 
 // Where a passage is from, as a link that shows its document as it was indexed.
-function placeElement({ id, file, page, section }) {
+function placeElement({ id, file, page, last_page, section }) {
   const place = element("p", "place", "");
   const link = element("a", "", file);
   link.href = `?${new URLSearchParams({document: id})}`;
-  place.append(link, page ? `, page ${page}` : "", section ? `, ${section}` : "");
+  const pages = (last_page || page) === page ? `, page ${page}` : `, pages ${page} to ${last_page}`;
+  place.append(link, page ? pages : "", section ? `, ${section}` : "");
   return place;
 }
 
