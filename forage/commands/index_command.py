@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from forage.commands.arguments import DTYPES, local_path, positive
-from forage.commands.own_text import OWN_TEXT, add_own_text, corpus_of
+from forage.commands.own_text import OWN_TEXT, add_own_text, corpus_of, update_own
 from forage.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "start an unfinished build over"
     add("--restart", action="store_true", help=text)
     add("--overwrite", action="store_true", help="replace the index in --out")
+    text = "read and index only what changed since the index in --out was built (bm25)"
+    add("--update", action="store_true", help=text)
     add_own_text(parser)
     _add_encoder_arguments(parser.add_argument_group("encoder"))
     for title, models in BACKENDS.items():
@@ -144,6 +146,12 @@ def run(args: Namespace) -> int:
         return 0
     if args.out is None:
         raise UserError("the following arguments are required: --out (see: forage index --help)")
+    if args.update:
+        unread = ("backend", "encoder", *_ENCODER, *_fields("bm25", "vectors", "qdrant"), "device")
+        unread = (*unread, "adopt", "restart", "overwrite", "trust_remote_code", "whole_passages")
+        _refuse(args, unread, "--update keeps the settings of the index")
+        update_own(args)
+        return 0
     if not args.overwrite:
         from forage.retrieval.store.atomic_directory import refuse_an_index
 
@@ -174,8 +182,8 @@ def _build(args: Namespace) -> None:
             is_restart=args.restart,
             is_whole=args.whole_passages,
         )
-    with corpus_of(args) as corpus:
-        build_backend(corpus, args.out, settings, vectors)
+    with corpus_of(args) as (corpus, records):
+        build_backend(corpus, args.out, settings, vectors, records)
 
 
 def _import(args: Namespace) -> None:
@@ -256,7 +264,7 @@ def _print_estimates(args: Namespace) -> None:
     if args.backend == "bm25" or (args.backend is None and args.encoder is None):
         unread = ("encoder", *_ENCODER, *_fields("vectors"), "device", "trust_remote_code")
         _refuse(args, unread, "without --encoder only bm25 is estimated")
-    with corpus_of(args) as corpus:
+    with corpus_of(args) as (corpus, _):
         look = look_at_corpus(corpus)
     estimates: list[Estimate] = []
     if args.backend in (None, "bm25"):

@@ -6,19 +6,23 @@ next to the index that is deleted once the index is built. ``forage.data.documen
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forage.commands.arguments import count, positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:
+    from forage.data.documents.file_records import DocumentRecords
     from forage.data.documents.splitting import OwnDocument, Window
+
+logger = logging.getLogger(__name__)
 
 OWN_TEXT = ("text_column", "title_column", "id_column", *("size", "overlap", "tokenizer"))
 """The arguments that apply only to documents and tables."""
@@ -48,8 +52,13 @@ def add_own_text(parser: ArgumentParser) -> None:
 
 
 @contextmanager
-def corpus_of(args: Namespace) -> Iterator[Path]:
-    """Yields the corpus to index; a file made from documents or a table is deleted at the end."""
+def corpus_of(
+    args: Namespace, old_index: Path | None = None
+) -> Iterator[tuple[Path, DocumentRecords | None]]:
+    """Yields the corpus to index; a file made from documents or a table is deleted at the end.
+
+    With it come the records of documents. Those of ``old_index`` that did not change are not read.
+    """
     path: Path = args.corpus
     columns = (args.text_column, args.title_column, args.id_column)
     if _is_corpus(path, has_columns=any(columns)):
@@ -59,20 +68,21 @@ def corpus_of(args: Namespace) -> Iterator[Path]:
                     f"--{name.replace('_', '-')} has no effect here: the lines of {path} are "
                     "already passages; add --text-column to read them as rows and split them"
                 )
-        yield path
+        yield path, None
         return
-    from forage.data.corpus import write_corpus
-    from forage.data.documents.splitting import passages_of
+    from forage.data.documents.file_records import DocumentPassages
 
     window = _window(args)  # before documents are read
+    passages = DocumentPassages(options_of(args), old_index)
     passages_file = _place(args.out)
     try:
         try:
-            documents = _unlike(_documents(path, args), path.is_dir() and not args.id_column)
-            write_corpus(passages_file, passages_of(documents, window))
+            may_rename = path.is_dir() and not args.id_column
+            documents = _unlike(_documents(path, args, passages.is_unchanged), may_rename)
+            passages.write(passages_file, documents, window)
         except OSError as error:
             raise UserError(f"cannot write {passages_file}: {error.strerror}") from error
-        yield passages_file
+        yield passages_file, passages.records
     finally:
         passages_file.unlink(missing_ok=True)
 
@@ -93,7 +103,43 @@ def _is_corpus(path: Path, has_columns: bool) -> bool:
     return is_lines and not has_columns and path.suffix.lower() not in READERS
 
 
-def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
+def update_own(args: Namespace) -> bool:
+    """Updates the index in ``--out`` to what ``--corpus`` contains now; whether it changed.
+
+    Raises ``UserError``, also for other options than those that made the passages of the index.
+    """
+    from forage.data.documents.file_records import read_records
+    from forage.retrieval.index.index import read_manifest, update_index
+
+    read_manifest(args.out)
+    records = read_records(args.out)
+    made_with = {} if records is None else records.options
+    for name, value in options_of(args).items():
+        if records is not None and value != made_with.get(name):
+            raise UserError(
+                f"--{name.replace('_', '-')} is {value}, but the index was built with "
+                f"{made_with.get(name, 'the default')}; to change it, build it again with "
+                "--overwrite"
+            )
+    args = Namespace(**vars(args) | made_with)
+    with corpus_of(args, args.out) as (corpus, new_records):
+        changes = update_index(corpus, args.out, new_records)
+    found = (changes.num_added, changes.num_removed, changes.num_kept)
+    logger.info("%s: %d passages added, %d removed, %d kept", args.out, *found)
+    return any(found[:2])
+
+
+def options_of(args: Namespace) -> dict[str, Any]:
+    """The given arguments for documents, as JSON values."""
+    given = {name: getattr(args, name) for name in OWN_TEXT}
+    if args.tokenizer is not None:
+        given["tokenizer"] = str(Path(args.tokenizer).absolute())
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _documents(
+    path: Path, args: Namespace, is_unchanged: Callable[[Path, str], bool]
+) -> Iterator[OwnDocument]:
     from forage.data.documents.document_files import document_files, read_documents
     from forage.data.documents.table_rows import TABLES, UNNAMED, NamedColumns, is_table, read_table
 
@@ -107,7 +153,7 @@ def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
             f"--text-column, --title-column and --id-column need a table ({', '.join(TABLES)}), "
             f"but {path} contains none"
         )
-    return read_documents(path, columns)
+    return read_documents(path, columns, is_unchanged)
 
 
 def _unlike(documents: Iterator[OwnDocument], may_rename: bool) -> Iterator[OwnDocument]:
@@ -129,7 +175,9 @@ def _window(args: Namespace) -> Window:
 
     size = args.size or _DEFAULT_SIZE
     overlap = size // 5 if args.overlap is None else args.overlap
-    return Window(size, overlap, token_spans(args.tokenizer) if args.tokenizer else word_spans)
+    return Window(
+        size, overlap, token_spans(Path(args.tokenizer)) if args.tokenizer else word_spans
+    )
 
 
 def _place(out: Path | None) -> Path:

@@ -85,13 +85,18 @@ def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
         packed = gzip.GzipFile(path.name, "wb", mtime=0, fileobj=file) if is_gzip else None
         out = cast(BinaryIO, file if packed is None else stack.enter_context(packed))
         for passage in passages:
-            if "\n" in passage.title:
-                raise UserError(
-                    f"passage {passage.id!r}: its title contains a line break "
-                    f"({passage.title!r}), which no corpus line can have; put it on one line"
-                )
-            row = {"id": passage.id, "contents": passage.contents, **passage.fields}
-            out.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
+            out.write(passage_line(passage))
+
+
+def passage_line(passage: Passage) -> bytes:
+    """The line of a corpus that ``parse_line`` reads back equal; raises ``UserError``."""
+    if "\n" in passage.title:
+        raise UserError(
+            f"passage {passage.id!r}: its title contains a line break ({passage.title!r}), which "
+            "no corpus line can have; put it on one line"
+        )
+    row = {"id": passage.id, "contents": passage.contents, **passage.fields}
+    return json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n"
 
 
 def corpus_files(path: Path) -> list[Path]:

@@ -25,6 +25,7 @@ LINES_FILE = "corpus.jsonl"
 OFFSETS_FILE = "corpus.offsets.npy"
 BUCKETS_FILE = "corpus.id_buckets.npy"
 ROWS_FILE = "corpus.id_rows.npy"
+HASHES_FILE = "corpus.id_hashes.npy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def hash_ids(block: LineBlock, on_passage: Callable[[Passage], None]) -> array[i
     """
     hashes = array("Q")
     for passage in block.passages():
-        hashes.append(_hash_id(passage.id))
+        hashes.append(hash_id(passage.id))
         on_passage(passage)
     return hashes
 
@@ -79,13 +80,14 @@ def write_store(
     if not hashes:
         raise UserError(f"the corpus {corpus} contains no passages")
     np.save(directory / OFFSETS_FILE, np.frombuffer(offsets, dtype=np.uint64))
+    np.save(directory / HASHES_FILE, np.frombuffer(hashes, dtype=np.uint64))
     _save_id_table(np.frombuffer(hashes, dtype=np.uint64), directory)
     with CorpusStore(directory) as store:
         store.refuse_repeated_ids(hashes, first_rows, numbers)
     return StoredCorpus(len(hashes), offsets[-1], digest.hexdigest())
 
 
-def _hash_id(identity: str) -> int:
+def hash_id(identity: str) -> int:
     return int.from_bytes(blake2b(identity.encode("utf-8"), digest_size=8).digest(), "little")
 
 
@@ -143,8 +145,12 @@ class CorpusStore:
         line = self._lines[int(self._offsets[row]) : int(self._offsets[row + 1])]
         return parse_line(line.strip(), self._path, row + 1, row)
 
+    def lines(self, rows: range) -> bytes:
+        """The lines of consecutive rows, each with its line break."""
+        return self._lines[int(self._offsets[rows.start]) : int(self._offsets[rows.stop])]
+
     def row_of(self, identity: str) -> int | None:
-        bucket = _hash_id(identity) % len(self)
+        bucket = hash_id(identity) % len(self)
         start, end = int(self._bucket_starts[bucket]), int(self._bucket_starts[bucket + 1])
         for row in self._id_rows[start:end].tolist():
             if self.passage(row).id == identity:

@@ -6,6 +6,7 @@ process or a power cut leaves what was there before.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from typing import BinaryIO
 from psutil import pid_exists
 
 from forage.disk.disk_failures import disk_failures
+
+# AT_FDCWD and RENAME_EXCHANGE of Linux's renameat2.
+_HERE, _EXCHANGE = -100, 2
 
 
 @contextmanager
@@ -73,12 +77,22 @@ def put_folder(folder: Path, out: Path, aside: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
         flush(path)
     is_replacement = out.exists()
-    if is_replacement:
-        out.rename(aside)
-    folder.rename(out)
+    if is_replacement and _exchanged(folder, out):
+        folder.rename(aside)
+    else:
+        if is_replacement:
+            out.rename(aside)
+        folder.rename(out)
     flush(out.parent)  # the new one is on the disk before the older one is deleted
     if is_replacement:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchanges two paths in one step, if the system can (Linux): neither is ever missing."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    places = _HERE, os.fsencode(one.absolute()), _HERE, os.fsencode(other.absolute())
+    return rename is not None and rename(*places, _EXCHANGE) == 0
 
 
 def flush(path: Path) -> None:

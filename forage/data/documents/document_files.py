@@ -9,7 +9,7 @@ is a link out of the folder, is logged and skipped. ``document_formats.py`` read
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from forage.data.corpus import without_links_out
@@ -24,10 +24,15 @@ logger = logging.getLogger(__name__)
 _MAX_NAMED = 20  # skipped files are named up to here, then counted
 
 
-def read_documents(path: Path, columns: NamedColumns = UNNAMED) -> Iterator[OwnDocument]:
+def read_documents(
+    path: Path,
+    columns: NamedColumns = UNNAMED,
+    is_unchanged: Callable[[Path, str], bool] = lambda file, name: False,
+) -> Iterator[OwnDocument]:
     """The documents and rows in a file, or in a folder and its subfolders, in order of name.
 
-    Hidden files are skipped. Raises ``UserError`` if nothing can be read.
+    Hidden files are skipped. A document that ``is_unchanged`` accepts, given its file and its name
+    in the folder, is not read and has no text. Raises ``UserError`` if nothing can be read.
     """
     files = document_files(path)
     base = path if path.is_dir() else path.parent
@@ -38,6 +43,8 @@ def read_documents(path: Path, columns: NamedColumns = UNNAMED) -> Iterator[OwnD
             try:
                 if is_table(file):
                     yield from read_table(file, columns, name, process)
+                elif is_unchanged(file, name):
+                    yield OwnDocument(name, "", "", fields={"file": name})
                 else:
                     yield _document(process, file, name)
                 num_read += 1

@@ -42,8 +42,8 @@ from forage.types import Passage
 _SAMPLED_LINES = 20_000
 _ENCODED = 256
 _ROWS_PER_SHARD = 16_384
-# Size per passage of the store in every index: an offset, a bucket and a row of 8 bytes each.
-_STORE_BYTES = 24
+# Size per passage of the store in every index: an offset, a hash, a bucket and a row, 8 bytes each.
+_STORE_BYTES = 32
 _CALIBRATION_ROWS, _CALIBRATION_SHARDS = 4096, 8
 
 
@@ -222,7 +222,10 @@ def estimate_bm25(look: CorpusLook, language: str = PLAIN) -> Estimate:
     num_pairs = sum(len(set(each.words(text))) for each in analyzers for text in texts)
     scale = look.num_passages / len(look.sample)
     index = round(8 * num_pairs * scale)
+    # Searches read neither the counts (a byte per pair) nor the lengths, which updates need.
+    kept = index // 8 + look.num_passages * 4
     corpus = look.num_bytes + look.num_passages * _STORE_BYTES
     # During scoring, each pair is held as term and count, and as row and score.
     build_memory = round(13 * num_pairs * scale)
-    return Estimate("bm25", index, index + corpus, build_memory, index + corpus, seconds * scale)
+    disk = index + kept + corpus
+    return Estimate("bm25", index, disk, build_memory, disk, seconds * scale)

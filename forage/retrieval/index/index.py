@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from forage.data.corpus_store import CorpusStore
+from forage.data.documents.file_records import DocumentRecords
 from forage.errors import UserError
 from forage.remote.plain_file import read_plain
 from forage.retrieval.backend import Backend, OpenOptions
@@ -38,6 +39,9 @@ from forage.retrieval.vectors.qdrant import (
 )
 from forage.retrieval.words.bm25_index import BM25Manifest, BM25Settings, build_index, open_bm25
 from forage.types import Hit
+
+if TYPE_CHECKING:
+    from forage.retrieval.words.bm25_update import Changes
 
 # The settings of each backend, by group of options and by name.
 BACKENDS: Mapping[str, Mapping[str, type[BaseModel]]] = {
@@ -136,19 +140,40 @@ def _open_store(directory: Path, manifest: AnyManifest) -> CorpusStore:
     return store
 
 
-def build_backend(corpus: Path, out: Path, settings: BaseModel, vectors: DenseBuild | None) -> None:
+def build_backend(
+    corpus: Path,
+    out: Path,
+    settings: BaseModel,
+    vectors: DenseBuild | None,
+    records: DocumentRecords | None = None,
+) -> None:
     """Builds the index that ``settings`` describe in ``out``; raises ``UserError``.
 
-    ``vectors``: how passages are encoded; None for an index of words.
+    ``vectors``: how passages are encoded; None for an index of words. ``records``: the documents
+    that the corpus was made from, for ``update_index``.
     """
     if isinstance(settings, BM25Settings):
-        build_index(corpus, out, k1=settings.k1, b=settings.b, language=settings.language)
+        build_index(corpus, out, **settings.model_dump(), records=records)
         return
     assert vectors is not None, "only an index of words needs no encoder"
     if isinstance(settings, QdrantOptions):
         build_qdrant_index(corpus, out, vectors, settings)
     else:
         build_dense_index(corpus, out, replace(vectors, faiss=settings))
+
+
+def update_index(corpus: Path, out: Path, records: DocumentRecords | None = None) -> Changes:
+    """Makes the index in ``out`` that of ``corpus``, reusing the counts of unchanged passages.
+
+    Raises ``UserError``, also for an index of vectors; the old index then stays.
+    """
+    from forage.retrieval.words.bm25_update import update_bm25
+
+    manifest = read_manifest(out)
+    if not isinstance(manifest, BM25Manifest):
+        raise UserError(f"{out} is an index of vectors, which cannot be updated; build it again")
+    check_files(out, manifest)
+    return update_bm25(corpus, out, manifest, records)
 
 
 def _open_backend(

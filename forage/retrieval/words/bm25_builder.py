@@ -1,18 +1,18 @@
 """Collects the words of texts, then writes the index: each term's contribution to every score.
 
 The files equal those of bm25s bit for bit. ``bm25_index`` documents the formula and runs the build;
-``forage.retrieval.words.word_counts`` counts the words.
+``word_counts`` counts the words, and ``counted_columns`` scores them.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from array import array
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ import numpy as np
 from forage.errors import UserError
 from forage.retrieval.words import bm25
 from forage.retrieval.words.analyzer import Analyzer, AnalyzerSpec
+from forage.retrieval.words.counted_columns import CountedColumns
 from forage.retrieval.words.languages import AUTO, PLAIN, main_language
 
 if TYPE_CHECKING:
@@ -38,18 +39,28 @@ MAX_K1 = 1_000
 class BM25Builder:
     """Collects texts in the order of their rows, then writes the index."""
 
-    def __init__(self, k1: float, b: float, language: str = PLAIN) -> None:
+    def __init__(
+        self,
+        k1: float,
+        b: float,
+        language: str | AnalyzerSpec = PLAIN,
+        numbers: dict[str, int] | None = None,
+    ) -> None:
         """``k1``, ``b``: the formula's parameters; raises ``UserError`` if they are out of range.
 
         For the language ``auto``, texts are held back until there are enough to detect it.
+        ``numbers``: the terms of an older index, which new terms are added to.
         """
         if not 0 <= k1 <= MAX_K1:
             raise UserError(f"k1 is {k1}; it must be between 0 and {MAX_K1} (0.9 is common)")
         if not 0 <= b <= 1:
             raise UserError(f"b is {b}; it must be between 0 and 1 (0.4 and 0.75 are common)")
         self._k1, self._b = k1, b
-        self._analyzer = None if language == AUTO else Analyzer(AnalyzerSpec.of(language))
-        self._numbers: dict[str, int] = {}
+        if isinstance(language, str):
+            language = AUTO if language == AUTO else AnalyzerSpec.of(language)
+        self._analyzer = Analyzer(language) if isinstance(language, AnalyzerSpec) else None
+        self.numbers: dict[str, int] = {} if numbers is None else numbers
+        self._num_known = len(self.numbers)
         # For each process, maps its term numbers to those of the index.
         self._numbers_of: dict[int, array[int]] = defaultdict(partial(array, "i"))
         self._texts: list[str] = []
@@ -78,7 +89,7 @@ class BM25Builder:
         """Adds the counts of the next rows, with terms numbered by their process."""
         self._count()
         known = self._numbers_of[process]
-        known.extend(self._numbers.setdefault(t, len(self._numbers)) for t in counted.new_terms)
+        known.extend(self.numbers.setdefault(t, len(self.numbers)) for t in counted.new_terms)
         numbers = np.frombuffer(known, dtype=np.int32)
         for counts, blocks in (
             (counted.counts, self._blocks),
@@ -99,55 +110,36 @@ class BM25Builder:
 
         if self._texts or not self._blocks:
             analyzer = self._chosen()
-            self._blocks.append(count_words(self._texts, analyzer, self._numbers))
+            self._blocks.append(count_words(self._texts, analyzer, self.numbers))
             if (of_stop_words := analyzer.of_stop_words()) is not None:
-                counts = count_words(self._texts, of_stop_words, self._numbers)
+                counts = count_words(self._texts, of_stop_words, self.numbers)
                 self._stop_blocks.append(counts)
         self._texts, self._num_chars = [], 0
 
+    def columns(self) -> CountedColumns:
+        """The counts of all texts; nothing can be added afterwards."""
+        self._count()
+        if not self.numbers:
+            # No text has a word: a word that occurs nowhere keeps the matrix valid.
+            self.numbers[""] = 0
+        return CountedColumns.of_blocks(self._blocks, self._stop_blocks, len(self.numbers))
+
     def write(self, directory: Path) -> None:
         """Scores every term of every text and saves the matrix in ``directory``."""
-        from forage.retrieval.words import machine_code, plain_counts, word_counts
+        columns = self.columns()
+        columns.save(directory, self._k1, self._b)
+        self.write_terms(directory, len(columns.lengths_N))
 
-        compiled = machine_code.HAS_COMPILER
-        score_pairs = word_counts.score_pairs if compiled else plain_counts.score_pairs
-        self._count()
-        if not self._numbers:
-            # No text has a word: a word that occurs nowhere keeps the matrix valid.
-            self._numbers[""] = 0
-        dfs = np.zeros(len(self._numbers), dtype=np.int64)
-        for block in (*self._blocks, *self._stop_blocks):
-            dfs += np.bincount(block.terms_P, minlength=len(dfs))
-        starts = np.concatenate(([0], np.cumsum(dfs)))
-        rows = np.empty(starts[-1], dtype=np.int32)
-        scores = np.empty(starts[-1], dtype=np.float32)
-        lengths = np.concatenate([block.lengths_D for block in self._blocks])
-        idf, norms = _idf(dfs, len(lengths)), self._norms(lengths)
-        heads = starts[:-1].copy()
-        for blocks in (self._blocks, self._stop_blocks):  # the same rows, different terms
-            first_row = 0
-            while blocks:  # frees each block once it is written
-                block = blocks.pop(0)
-                block_norms = norms[first_row : first_row + len(block.ends_D)]
-                pairs = block.ends_D, block.terms_P, block.counts_P
-                score_pairs(*pairs, first_row, block_norms, idf, heads, rows, scores)
-                first_row += len(block.ends_D)
-        np.save(directory / bm25.VALUES_FILE, scores)
-        np.save(directory / bm25.ROWS_FILE, rows)
-        np.save(directory / bm25.STARTS_FILE, starts)
-        np.save(directory / bm25.MAXIMA_FILE, maxima(scores, starts))
-        numbers = json.dumps(self._numbers, ensure_ascii=False)
+    def write_terms(self, directory: Path, num_texts: int, known: str = "{}") -> None:
+        """Writes the number of each term, and the parameters, as bm25s does.
+
+        Of the parameters, Forage itself reads only the number of texts. ``known``: the JSON of the
+        terms of the older index, which new terms are appended to.
+        """
+        new = dict(islice(self.numbers.items(), self._num_known, None))
+        comma = ", " if new and self._num_known else ""
+        numbers = known[:-1] + comma + json.dumps(new, ensure_ascii=False)[1:]
         (directory / bm25.WORDS_FILE).write_text(numbers, encoding="utf-8")
-        self._write_params(directory, len(lengths))
-
-    def _norms(self, lengths_N: np.ndarray) -> np.ndarray:
-        """The norm ``k1 (1 - b + b len / mean_len)`` of each text, float64."""
-        if not lengths_N.any():
-            return np.zeros(len(lengths_N))  # there is no pair to score
-        return self._k1 * ((1 - self._b) + self._b * lengths_N / lengths_N.mean())
-
-    def _write_params(self, directory: Path, num_texts: int) -> None:
-        """Writes the parameters as bm25s does; Forage itself reads only the number of texts."""
         params = {
             "k1": self._k1,
             "b": self._b,
@@ -161,21 +153,3 @@ class BM25Builder:
             "backend": "numpy",
         }
         (directory / bm25.PARAMS_FILE).write_text(json.dumps(params, indent=4), encoding="utf-8")
-
-
-def _idf(dfs_V: np.ndarray, num_texts: int) -> np.ndarray:
-    """The weight ``ln(1 + (N - df + 0.5) / (df + 0.5))`` of each term, float32."""
-    known, places = np.unique(dfs_V, return_inverse=True)
-    # math.log, as in bm25s: the last bit of numpy's logarithm depends on the processor.
-    values = [math.log(1 + (num_texts - df + 0.5) / (df + 0.5)) for df in known.tolist()]
-    return np.array(values, dtype=np.float32)[places]
-
-
-def maxima(scores: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The highest score of each column, float32 [V]; 0 if it is empty."""
-    maxima = np.zeros(len(starts) - 1, dtype=np.float32)
-    # For an empty column, reduceat would return the next column's first score.
-    is_filled = starts[1:] > starts[:-1]
-    if is_filled.any():
-        maxima[is_filled] = np.maximum.reduceat(scores, starts[:-1][is_filled])
-    return maxima

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from forage.data.corpus import format_contents, line_blocks
 from forage.data.corpus_store import CorpusStore, write_store
+from forage.data.documents.file_records import DocumentRecords
 from forage.retrieval.store.atomic_directory import atomic_build, refuse_other_contents
 from forage.retrieval.store.build_progress import build_progress
 from forage.retrieval.store.manifest import (
@@ -32,7 +33,8 @@ from forage.retrieval.store.manifest import (
 )
 from forage.retrieval.words import bm25
 from forage.retrieval.words.analyzer import PLAIN_SPEC, AnalyzerSpec
-from forage.retrieval.words.bm25_builder import MAX_K1, BM25Builder, maxima
+from forage.retrieval.words.bm25_builder import MAX_K1, BM25Builder
+from forage.retrieval.words.counted_columns import maxima
 from forage.retrieval.words.languages import AUTO, PLAIN, misfit
 
 logger = logging.getLogger(__name__)
@@ -83,11 +85,13 @@ def build_index(
     b: float = 0.4,
     language: str = PLAIN,
     show_progress: bool = True,
+    records: DocumentRecords | None = None,
 ) -> BM25Manifest:
     """Builds a BM25 index of ``corpus`` in ``out``, replacing an earlier index there.
 
     The defaults of ``k1`` and ``b`` are those of published BM25 runs (Pyserini). ``language`` is
-    one of ``forage.retrieval.words.languages.CHOICES``. Raises ``UserError`` for an invalid corpus
+    one of ``forage.retrieval.words.languages.CHOICES``. ``records``: the documents that the corpus
+    was made from. Raises ``UserError`` for an invalid corpus
     line, an unknown language, or an ``out`` with other contents.
     """
     # This import compiles code, which only a build should pay for.
@@ -116,6 +120,8 @@ def build_index(
                 "library": f"bm25s {version('bm25s')}",
             }
         )
+        if records is not None:
+            records.save(directory)
         write_manifest(directory, manifest)
     if complaint := misfit(builder.analyzer.language, texts):
         logger.warning("%s: %s", out, complaint)

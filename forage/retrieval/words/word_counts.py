@@ -183,28 +183,66 @@ def _pair(word_ids: Any, word_ends_D: Any, terms: Any, num_terms: Any) -> Any:
 
 
 @compiled
-def score_pairs(
-    ends_D: Any,
-    terms_P: Any,
-    counts_P: Any,
-    first_row: Any,
-    norms_D: Any,
-    idf_V: Any,
-    heads_V: Any,
-    rows: Any,
-    scores: Any,
+def place_pairs(
+    ends_D: Any, terms_P: Any, counts_P: Any, first_row: Any, heads_V: Any, rows: Any, counts: Any
 ) -> None:
-    """Appends each pair of a block to its term's column: its row, and its score in float32.
+    """Appends each pair of a block to its term's column: its row and its count.
 
     ``heads_V``: the next free place of each term's column.
     """
     at = 0
     for row in range(len(ends_D)):
         while at < ends_D[row]:
-            term, tf = terms_P[at], np.float64(counts_P[at])
-            place = heads_V[term]
-            heads_V[term] = place + 1
-            rows[place] = first_row + row
-            # Scores are computed in float64 and rounded once, as in bm25s.
-            scores[place] = np.float64(idf_V[term]) * (tf / (norms_D[row] + tf))
+            place = heads_V[terms_P[at]]
+            heads_V[terms_P[at]] = place + 1
+            rows[place], counts[place] = first_row + row, counts_P[at]
             at += 1
+
+
+@compiled
+def score_columns(
+    starts: Any, rows_P: Any, counts_P: Any, norms_N: Any, idf_V: Any, scores: Any
+) -> None:
+    """Scores each pair, in float32."""
+    for term in range(len(idf_V)):
+        idf = np.float64(idf_V[term])
+        for at in range(starts[term], starts[term + 1]):
+            # Scores are computed in float64 and rounded once, as in bm25s.
+            tf = np.float64(counts_P[at])
+            scores[at] = idf * (tf / (norms_N[rows_P[at]] + tf))
+
+
+@compiled
+def merge_columns(
+    starts: Any,
+    rows_P: Any,
+    counts_P: Any,
+    new_rows_N: Any,
+    other_starts: Any,
+    other_rows: Any,
+    other_counts: Any,
+) -> Any:
+    """Moves rows to ``new_rows_N`` (-1: removed) and merges each column with the other's.
+
+    Returns the starts, rows and counts. The kept rows must keep their order.
+    """
+    merged_starts = np.zeros_like(other_starts)
+    rows = np.empty(len(rows_P) + len(other_rows), dtype=rows_P.dtype)
+    counts = np.empty(len(rows), dtype=counts_P.dtype)
+    end = 0
+    for term in range(len(starts) - 1):
+        other, last = other_starts[term], other_starts[term + 1]
+        for at in range(starts[term], starts[term + 1]):
+            row = new_rows_N[rows_P[at]]
+            if row < 0:
+                continue
+            while other < last and other_rows[other] < row:
+                rows[end], counts[end] = other_rows[other], other_counts[other]
+                end, other = end + 1, other + 1
+            rows[end], counts[end] = row, counts_P[at]
+            end += 1
+        while other < last:
+            rows[end], counts[end] = other_rows[other], other_counts[other]
+            end, other = end + 1, other + 1
+        merged_starts[term + 1] = end
+    return merged_starts, rows[:end], counts[:end]
