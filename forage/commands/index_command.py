@@ -138,7 +138,15 @@ def _option_of(name: str) -> str:
 def run(args: Namespace) -> int:
     """Builds, imports or estimates; raises ``UserError`` for arguments that exclude each other."""
     if args.estimate:
-        unread = ("out", "overwrite", "adopt", "restart", "whole_passages", *_fields("qdrant"))
+        unread = (
+            "out",
+            "overwrite",
+            "update",
+            "adopt",
+            "restart",
+            "whole_passages",
+            *_fields("qdrant"),
+        )
         _refuse(args, unread, "--estimate builds nothing, and does not cover Qdrant")
         if args.backend == "qdrant":
             raise UserError("--estimate covers bm25 and FAISS's backends; use hnsw as a guide")

@@ -175,9 +175,8 @@ def _window(args: Namespace) -> Window:
 
     size = args.size or _DEFAULT_SIZE
     overlap = size // 5 if args.overlap is None else args.overlap
-    return Window(
-        size, overlap, token_spans(Path(args.tokenizer)) if args.tokenizer else word_spans
-    )
+    spans = token_spans(Path(args.tokenizer)) if args.tokenizer else word_spans
+    return Window(size, overlap, spans)
 
 
 def _place(out: Path | None) -> Path:

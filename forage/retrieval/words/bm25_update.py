@@ -70,8 +70,9 @@ def update_bm25(
 ) -> Changes:
     """Makes ``out`` the index of ``corpus``, and leaves it untouched if nothing changed.
 
-    It keeps k1, b and the language. ``records``: the documents of the corpus. Raises ``UserError`` for an invalid corpus line, and for an
-    index without counts or with stems of another version; the old index then stays.
+    It keeps k1, b and the language. ``records``: the documents of the corpus. Raises ``UserError``
+    for an invalid corpus line, and for an index without counts or with stems of another version;
+    the old index then stays.
     """
     if manifest.analyzer != AnalyzerSpec.of(manifest.analyzer.language):
         raise UserError(

@@ -92,7 +92,8 @@ class CountedColumns:
         others = added.starts, rows, added.counts_P.astype(dtype, copy=False)
         # The compiled loop merges sorted columns, so the kept rows must keep their order.
         is_sorted = bool((np.diff(new_rows_N[is_kept]) > 0).all())
-        return type(self)(*_loops(may_compile=is_sorted).merge_columns(*own, *others), lengths)
+        starts, rows, counts = _loops(may_compile=is_sorted).merge_columns(*own, *others)
+        return type(self)(starts, rows, counts, lengths)
 
     def scores(self, k1: float, b: float) -> np.ndarray:
         """The contribution of each pair to the score of its row, float32 [P]."""

@@ -110,7 +110,7 @@ def test_an_update_equals_a_build_in_every_bit(change: str, number: int, tmp_pat
     passages = rows(number)
     corpus, index = write(tmp_path / "c.jsonl", passages), tmp_path / "index"
     settings = {"language": "en" if change == "all three" else "plain", "k1": 1.2, "b": 0.7}
-    build_index(corpus, index, show_progress=False, **settings)  # type: ignore[arg-type]
+    build_index(corpus, index, show_progress=False, **settings)
     write(corpus, CHANGES[change](passages))
     changes = update_index(corpus, index)
     assert (changes.num_kept == number) == (change in ("added", "another order"))

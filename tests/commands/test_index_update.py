@@ -1,0 +1,187 @@
+"""``forage index --update`` of documents, tables and corpora, compared with a new build."""
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.commands.cli import main
+from forage.data.corpus import write_corpus
+from forage.data.documents.document_process import DocumentProcess
+from forage.retrieval.index.index import Index, open_index
+from forage.types import Passage
+from tests.data.documents.own_files import write_docx, write_pdf
+from tests.retrieval.tiny_encoders import write_encoder
+
+
+@pytest.fixture
+def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were parsed."""
+    names: list[str] = []
+    read = DocumentProcess.read
+
+    def noting(self: DocumentProcess, path: Path) -> Any:
+        names.append(path.name)
+        return read(self, path)
+
+    monkeypatch.setattr(DocumentProcess, "read", noting)
+    return names
+
+
+def age(folder: Path) -> None:
+    """Gives the files a time long enough ago to be trusted."""
+    then = time.time() - 3600
+    for number, path in enumerate(sorted(folder.rglob("*"))):
+        os.utime(path, (then + number, then + number))
+
+
+def write_documents(folder: Path, number: int) -> None:
+    (folder / "notes").mkdir(parents=True)
+    for at in range(number):
+        words = " ".join(f"word{(at * 7 + step) % 90} of" for step in range(60 + at))
+        (folder / "notes" / f"n{at:03d}.md").write_text(
+            f"# Note {at}\n\n{words}\n\n## More\n\nend\n"
+        )
+    write_pdf(folder / "report.pdf", ["First page of Rome", "Second page"], title="Report")
+    write_docx(folder / "expenses.docx")
+    (folder / "scan.pdf").write_bytes(b"%PDF-1.4 broken")
+
+
+def index(corpus: Path, out: Path, *options: str) -> int:
+    return main(["index", "--corpus", str(corpus), "--out", str(out), *options])
+
+
+def assert_same(out: Path, corpus: Path, *options: str) -> None:
+    again = out.with_name("again")
+    assert index(corpus, again, "--overwrite", *options) == 0
+    with open_index(out) as updated, open_index(again) as rebuilt:
+        assert updated.id == rebuilt.id
+        assert list(updated.store) == list(rebuilt.store)
+        queries = ["word3 of", "page rome", "receipts", "new yak", "word88 word1 end"]
+        assert updated.search(queries, 20) == rebuilt.search(queries, 20)
+
+
+def ids(opened: Index) -> list[str]:
+    return [passage.id for passage in opened.store]
+
+
+@pytest.mark.parametrize("number", [6, 48])
+def test_only_changed_documents_are_read(
+    number: int, tmp_path: Path, read_files: list[str], capsys: pytest.CaptureFixture[str]
+):
+    docs, out = tmp_path / "docs", tmp_path / "i"
+    write_documents(docs, number)
+    age(docs)
+    options = ("--size", "30", "--language", "en")
+    assert index(docs, out, *options) == 0
+    assert len(read_files) == number + 3
+    read_files.clear()
+    (docs / "notes" / "n001.md").write_text("# Note 1\n\nnew yak of\n")
+    (docs / "notes" / "n002.md").unlink()
+    (docs / "a.txt").write_text("word3 word3")
+    (docs / "z.txt").write_text("The end of the yak.")
+    os.utime(docs / "notes" / "n003.md")  # touched, but not changed
+    capsys.readouterr()
+    assert index(docs, out, "--update") == 0
+    assert read_files == ["a.txt", "n001.md", "z.txt"]
+    said = re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert re.search(r"i: 3 passages added, \d+ removed, \d+ kept", said)
+    assert_same(out, docs, *options)
+    read_files.clear()
+    assert index(docs, out, "--update") == 0
+    assert "0 passages added, 0 removed" in re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert read_files == []
+
+
+def test_a_file_of_the_same_size_and_a_recent_time_is_compared(tmp_path: Path):
+    """It can change twice within the resolution of its time."""
+    docs, out = tmp_path / "docs", tmp_path / "i"
+    docs.mkdir()
+    (docs / "a.txt").write_text("The dog barks.")
+    assert index(docs, out) == 0
+    status = (docs / "a.txt").stat()
+    (docs / "a.txt").write_text("The cat meows.")
+    os.utime(docs / "a.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert index(docs, out, "--update") == 0
+    with open_index(out) as opened:
+        assert [hit.passage.text for hit in opened.search(["cat"], 1)[0]] == ["The cat meows."]
+
+
+def test_a_renamed_document_has_its_new_name(tmp_path: Path):
+    docs, out = tmp_path / "docs", tmp_path / "i"
+    write_documents(docs, 3)
+    assert index(docs, out) == 0
+    (docs / "report.pdf").rename(docs / "last.pdf")
+    assert index(docs, out, "--update") == 0
+    with open_index(out) as opened:
+        assert {"last.pdf#1"} <= set(ids(opened))
+        assert not any(identity.startswith("report") for identity in ids(opened))
+    assert_same(out, docs)
+
+
+def test_rows_of_a_table_are_updated(tmp_path: Path):
+    table, out = tmp_path / "t.csv", tmp_path / "i"
+    lines = [f"k{at},Title {at},word{at} of\n" for at in range(40)]
+    table.write_text("key,title,body\n" + "".join(lines))
+    options = ("--text-column", "body", "--id-column", "key")
+    assert index(table, out, *options) == 0
+    lines[3:5] = ["k3,Title 3,new yak\n"]
+    table.write_text("key,title,body\n" + "".join(lines))
+    assert index(table, out, "--update") == 0
+    with open_index(out) as opened:
+        assert opened.search(["yak"], 1)[0][0].passage.id == "k3"
+        assert len(opened) == 39
+    assert_same(out, table, *options)
+
+
+def test_a_corpus_is_updated(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    corpus, out = tmp_path / "c.jsonl", tmp_path / "i"
+    write_corpus(corpus, [Passage(f"p{at}", "", f"word{at} of") for at in range(9)])
+    assert index(corpus, out) == 0
+    write_corpus(corpus, [Passage(f"p{at}", "", f"word{at} of") for at in range(1, 11)])
+    assert index(corpus, out, "--update") == 0
+    assert "2 passages added, 1 removed, 8 kept" in re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert_same(out, corpus)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--size", "60"), "--size is 60, but the index was built with 30; to change it"),
+        (("--overlap", "3"), "--overlap is 3, but the index was built with the default"),
+        (("--k1", "2"), "--k1 has no effect here: --update keeps the settings"),
+        (("--overwrite",), "--overwrite has no effect here"),
+        (("--encoder", "m"), "--encoder has no effect here"),
+        (("--estimate",), "--out has no effect here: --estimate builds nothing"),
+    ],
+)
+def test_an_update_keeps_the_options_of_the_build(
+    options: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    docs, out = tmp_path / "docs", tmp_path / "i"
+    docs.mkdir()
+    (docs / "a.txt").write_text("The dog barks.")
+    assert index(docs, out, "--size", "30") == 0
+    assert index(docs, out, "--update", "--size", "30") == 0
+    before = json.loads((out / "manifest.json").read_text())
+    capsys.readouterr()
+    assert index(docs, out, "--update", *options) == 2
+    assert complaint in re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert json.loads((out / "manifest.json").read_text()) == before
+
+
+def test_an_index_of_vectors_or_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    corpus = tmp_path / "c.jsonl"
+    write_corpus(corpus, [Passage(f"p{at}", "", f"word{at} of") for at in range(9)])
+    assert index(corpus, tmp_path / "none", "--update") == 2
+    assert "is not an index" in capsys.readouterr().err
+    model = write_encoder(tmp_path / "tiny")
+    vectors = ("--backend", "flat", "--encoder", str(model), "--device", "cpu")
+    assert index(corpus, tmp_path / "v", *vectors) == 0
+    assert index(corpus, tmp_path / "v", "--update") == 2
+    said = re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert "is an index of vectors, which cannot be updated; build it again" in said
