@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "passages as JSON lines (plain or gzip); or a folder or file of documents (.txt .md .html "
         ".pdf .docx .pptx .epub .eml) and tables (.csv .tsv .xlsx .xls .parquet)"
     )
-    add("--corpus", type=local_path, required=True, metavar="PATH", help=text)
+    add("--corpus", type=local_path, metavar="PATH", help=f"{text}; optional with --tune")
     add("--out", type=Path, metavar="DIR", help="directory of the index (not with --estimate)")
     names = [name for models in BACKENDS.values() for name in models]
     add("--backend", choices=names, help="search method (default bm25)")
@@ -55,6 +55,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace the index in --out")
     text = "read and index only what changed since the index in --out was built (bm25)"
     add("--update", action="store_true", help=text)
+    text = "choose k1 and b on half of these questions; the other half report the gain (bm25)"
+    add("--tune", type=Path, metavar="QUESTIONS", help=text)
+    text = "with --tune: measure recall in this many passages (default 3)"
+    add("--topk", type=positive, metavar="K", help=text)
     add_own_text(parser)
     _add_encoder_arguments(parser.add_argument_group("encoder"))
     for title, models in BACKENDS.items():
@@ -136,12 +140,19 @@ def _option_of(name: str) -> str:
 
 
 def run(args: Namespace) -> int:
-    """Builds, imports or estimates; raises ``UserError`` for arguments that exclude each other."""
+    """Builds, updates, tunes, imports or estimates.
+
+    Raises ``UserError`` for arguments that exclude each other.
+    """
+    if args.tune is None:
+        _refuse(args, ("topk",), "it needs --tune")
+        _require(args, "corpus")
     if args.estimate:
         unread = (
             "out",
             "overwrite",
             "update",
+            "tune",
             "adopt",
             "restart",
             "whole_passages",
@@ -152,14 +163,25 @@ def run(args: Namespace) -> int:
             raise UserError("--estimate covers bm25 and FAISS's backends; use hnsw as a guide")
         _print_estimates(args)
         return 0
-    if args.out is None:
-        raise UserError("the following arguments are required: --out (see: forage index --help)")
+    _require(args, "out")
+    if args.corpus is not None:
+        _make(args)
+    else:
+        unread = (*_unread_by_update(), *OWN_TEXT, "update")
+        _refuse(args, unread, "without --corpus, --tune only chooses k1 and b")
+    if args.tune is not None:
+        from forage.commands.index_tuning import tune
+
+        tune(args.out, args.tune, args.topk or 3)
+    return 0
+
+
+def _make(args: Namespace) -> None:
+    """Builds, updates or imports the index."""
     if args.update:
-        unread = ("backend", "encoder", *_ENCODER, *_fields("bm25", "vectors", "qdrant"), "device")
-        unread = (*unread, "adopt", "restart", "overwrite", "trust_remote_code", "whole_passages")
-        _refuse(args, unread, "--update keeps the settings of the index")
+        _refuse(args, _unread_by_update(), "--update keeps the settings of the index")
         update_own(args)
-        return 0
+        return
     if not args.overwrite:
         from forage.retrieval.store.atomic_directory import refuse_an_index
 
@@ -169,7 +191,19 @@ def run(args: Namespace) -> int:
     else:
         _build(args)
     LOG.info("Wrote the index of %s to %s. Next: forage serve %s", args.corpus, args.out, args.out)
-    return 0
+
+
+def _unread_by_update() -> tuple[str, ...]:
+    """The arguments that only a build reads."""
+    build = ("backend", "adopt", "restart", "overwrite", "encoder", *_ENCODER, "whole_passages")
+    return (*build, *_fields("bm25", "vectors", "qdrant"), "device", "trust_remote_code")
+
+
+def _require(args: Namespace, name: str) -> None:
+    if getattr(args, name) is None:
+        raise UserError(
+            f"the following arguments are required: --{name} (see: forage index --help)"
+        )
 
 
 def _build(args: Namespace) -> None:

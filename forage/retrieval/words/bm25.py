@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,8 +81,16 @@ class BM25:
             )
         self._analyzer = Analyzer(analyzer)
         self._stop_words = self._analyzer.of_stop_words()
+        self._pairs = rows, starts
         columns = _columns_for(num_pairs, directory)
         self._columns = columns(rows, values, starts, maxima, self._num_rows)
+
+    def with_scores(self, scores: np.ndarray, maxima: np.ndarray) -> BM25:
+        """The same index with other scores of its pairs, and the maxima of its columns."""
+        other = copy(self)
+        rows, starts = self._pairs
+        other._columns = type(self._columns)(rows, scores, starts, maxima, self._num_rows)
+        return other
 
     @property
     def name(self) -> str:

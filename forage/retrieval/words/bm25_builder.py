@@ -133,23 +133,27 @@ class BM25Builder:
     def write_terms(self, directory: Path, num_texts: int, known: str = "{}") -> None:
         """Writes the number of each term, and the parameters, as bm25s does.
 
-        Of the parameters, Forage itself reads only the number of texts. ``known``: the JSON of the
-        terms of the older index, which new terms are appended to.
+        ``known``: the JSON of the terms of the older index, which new terms are appended to.
         """
         new = dict(islice(self.numbers.items(), self._num_known, None))
         comma = ", " if new and self._num_known else ""
         numbers = known[:-1] + comma + json.dumps(new, ensure_ascii=False)[1:]
         (directory / bm25.WORDS_FILE).write_text(numbers, encoding="utf-8")
-        params = {
-            "k1": self._k1,
-            "b": self._b,
-            "delta": 0.5,
-            "method": "lucene",
-            "idf_method": "lucene",
-            "dtype": "float32",
-            "int_dtype": "int32",
-            "num_docs": num_texts,
-            "version": version("bm25s"),
-            "backend": "numpy",
-        }
-        (directory / bm25.PARAMS_FILE).write_text(json.dumps(params, indent=4), encoding="utf-8")
+        params = json.dumps(parameters(self._k1, self._b, num_texts), indent=4)
+        (directory / bm25.PARAMS_FILE).write_text(params, encoding="utf-8")
+
+
+def parameters(k1: float, b: float, num_texts: int) -> dict[str, object]:
+    """The parameters that bm25s keeps; Forage itself reads only the number of texts."""
+    return {
+        "k1": k1,
+        "b": b,
+        "delta": 0.5,
+        "method": "lucene",
+        "idf_method": "lucene",
+        "dtype": "float32",
+        "int_dtype": "int32",
+        "num_docs": num_texts,
+        "version": version("bm25s"),
+        "backend": "numpy",
+    }
