@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from forage.retrieval.sources.recording import Recorder, Replay
 from forage.retrieval.sources.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked
 from forage.retrieval.sources.sharded import Sharded
 from forage.retrieval.sources.stored_pages import Pages, open_pages
+from forage.retrieval.sources.watched import Watched
 from forage.retrieval.vectors.encoder import Dtype
 from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import read_web_settings
@@ -73,7 +75,8 @@ class ServeSettings(Strict):
 
     ``sources``: directories of indexes, ``lucene:DIR``, ``ray:APP``, ``web:PROVIDER`` or
     ``replay:FILE``. ``web``: ``key=value`` settings of the provider. ``options``: for indexes of
-    vectors. ``record``: a file that receives every answer. ``verify``: read all files of indexes
+    vectors. ``record``: a file that receives every answer. ``watch``: documents
+    that the index follows. ``verify``: read all files of indexes
     and pages before serving. ``allow_hosts``: additional host names of the server. ``no_token``:
     let everyone search a paid source. None means "not given": a setting without effect is refused.
     """
@@ -86,6 +89,7 @@ class ServeSettings(Strict):
     fusion: FusionSettings | None = None
     rerank: RerankSettings | None = None
     record: Path | None = None
+    watch: Path | None = None
     pages: Path | None = None
     verify: bool = False
     host: str = "127.0.0.1"
@@ -152,6 +156,12 @@ def _open_lucene(name: str, settings: ServeSettings) -> Source:
     return Lucene(Path(name), lucene.k1, lucene.b)
 
 
+def _open_index(name: str, settings: ServeSettings) -> Source:
+    directory = Path(name).absolute()
+    reopen = partial(open_index, directory, settings.options, settings.verify)
+    return reopen() if settings.watch is None else Watched(directory, settings.watch, reopen)
+
+
 # The openers by prefix, as in ``web:serper``; a name without a known prefix is an index.
 _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
     "web": lambda name, settings: WebSource(read_web_settings(name, settings.web)),
@@ -160,7 +170,7 @@ _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
     "ray": lambda name, settings: Sharded(
         name, settings.ray_address or "auto", min(settings.limits.deadline_s, _SHARDS_S)
     ),
-    "index": lambda name, settings: open_index(Path(name), settings.options, settings.verify),
+    "index": _open_index,
 }
 
 
@@ -193,6 +203,15 @@ def _refuse_unused(settings: ServeSettings) -> None:
         raise UserError(f"--verify is for Forage's indexes and pages, but {named} has none")
     if settings.lucene is not None and "lucene" not in kinds:
         raise UserError("--k1 and --b are for lucene:DIR; an index keeps those it was built with")
+    if settings.watch is not None and (
+        kinds != ["index"]
+        or _has_vectors(settings.sources)
+        or settings.rerank is not None
+        or settings.record is not None
+    ):
+        raise UserError(
+            "--watch updates a single index of words (BM25), served without --rerank and --record"
+        )
     if settings.ray_address is not None and "ray" not in kinds:
         raise UserError(f"--ray-address is for ray:APP, but {named} has none")
     if settings.fusion is not None and len(kinds) == 1:

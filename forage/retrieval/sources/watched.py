@@ -1,0 +1,131 @@
+"""Serves an index that follows its documents: ``forage serve INDEX --watch DOCS``.
+
+A thread looks at the documents every few seconds. Once they have changed and then stayed the same
+for one look, ``forage index --update`` runs in a process, and the new index replaces the old one.
+A search that runs keeps the index that it began with. If an update fails, the old index stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from forage.errors import UserError
+from forage.retrieval.index.index import Index
+from forage.types import Hit
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 2.0
+# Looking takes at most this share of the time, however many files there are.
+_LOOK_SHARE = 0.05
+
+
+class Watched:
+    """The current index of a folder or file; a source (``forage.retrieval.source``)."""
+
+    def __init__(
+        self,
+        directory: Path,
+        documents: Path,
+        reopen: Callable[[], Index],
+        look_every_s: float = _LOOK_EVERY_S,
+    ) -> None:
+        """Opens the index in ``directory`` with ``reopen``; raises ``UserError``."""
+        if not documents.exists():
+            raise UserError(f"cannot watch {documents}: there is no such file; check the path")
+        self._directory, self._documents = directory, documents
+        self._reopen, self._look_every_s = reopen, look_every_s
+        self._index = reopen()
+        # Replaced indexes, which only the search thread may close.
+        self._retired: list[Index] = []
+        self._is_closed = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        return self._index.name
+
+    @property
+    def id(self) -> str:
+        return self._index.id
+
+    @property
+    def num_passages(self) -> int:
+        return self._index.num_passages
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """Searches the index that is current when the search begins."""
+        while self._retired:
+            self._retired.pop().close()
+        return self._index.search(queries, topk)
+
+    def close(self) -> None:
+        self._is_closed.set()
+        if (process := self._process) is not None:
+            process.kill()  # the old index stays whole
+        self._thread.join()
+        for index in (self._index, *self._retired):
+            index.close()
+
+    def _watch(self) -> None:
+        done: object = None
+        before, wait_s = _state_of(self._documents), self._look_every_s
+        while not self._is_closed.wait(wait_s):
+            started = time.monotonic()
+            now = _state_of(self._documents)
+            wait_s = max(self._look_every_s, (time.monotonic() - started) / _LOOK_SHARE)
+            if now == before != done:
+                done = now
+                self._update()
+            before = now
+
+    def _update(self) -> None:
+        """Updates the index, and serves the new one if it changed."""
+        paths = ["--corpus", str(self._documents.absolute()), "--out", str(self._directory)]
+        program = [sys.executable, "-P", "-m", "forage", "index", *paths, "--update"]
+        self._process = subprocess.Popen(
+            program, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        if self._is_closed.is_set():
+            self._process.kill()
+        _, said = self._process.communicate()
+        if self._is_closed.is_set():
+            return
+        try:
+            if self._process.returncode:
+                raise UserError(said.strip() or f"status {self._process.returncode}")
+            index = self._reopen()
+        except UserError as error:
+            text = "the index was not updated from %s and stays as it was: %s"
+            logger.warning(text, self._documents, error)
+            return
+        old = self._index
+        if index.id == old.id:
+            index.close()
+            return
+        self._index = index
+        self._retired.append(old)
+        text = "%s changed: now serving %d passages, instead of %d"
+        logger.info(text, self._documents, len(index), len(old))
+
+
+def _state_of(documents: Path) -> list[tuple[str, int, int]]:
+    """The name, size and time of each file; a file that disappears is left out."""
+    return sorted(_states(documents))
+
+
+def _states(documents: Path) -> Iterator[tuple[str, int, int]]:
+    for path in (documents, *documents.rglob("*")):
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        yield str(path), status.st_size, status.st_mtime_ns

@@ -1,0 +1,107 @@
+"""``forage serve --watch``: a real server under requests while its documents change."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from forage.commands.cli import main
+
+
+def write_note(docs: Path, number: int, words: str) -> None:
+    (docs / f"n{number:04d}.txt").write_text(f"Note {number} is about topic{number}. {words}\n")
+
+
+@contextmanager
+def server(index: Path, docs: Path, log: Path) -> Iterator[str]:
+    program = [sys.executable, "-m", "forage", "serve", str(index), "--watch", str(docs)]
+    with log.open("w") as file:
+        process = subprocess.Popen([*program, "--port", "0"], stdout=file, stderr=file)
+        try:
+            yield wait_for(log, r"(http://127\.0\.0\.1:\d+)")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def wait_for(log: Path, pattern: str, seconds: float = 90) -> str:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := re.search(pattern, re.sub(r"\s+", " ", log.read_text())):
+            return found[1]
+        time.sleep(0.1)
+    raise AssertionError(f"{pattern} is not in: {log.read_text()}")
+
+
+@pytest.mark.parametrize("number", [20, 160])
+async def test_every_answer_is_that_of_the_old_or_of_the_new_documents(number: int, tmp_path: Path):
+    docs, index, log = tmp_path / "docs", tmp_path / "index", tmp_path / "log"
+    docs.mkdir()
+    for at in range(number):
+        write_note(docs, at, "Old words.")
+    assert main(["index", "--corpus", str(docs), "--out", str(index), "--language", "en"]) == 0
+    with server(index, docs, log) as url:
+        answers = list[str]()
+        async with aiohttp.ClientSession() as session:
+            done = asyncio.Event()
+
+            async def ask(query: str) -> None:
+                while not done.is_set():
+                    body = {"queries": [query, f"{query} {len(answers)}"], "topk": 1}
+                    async with session.post(f"{url}/retrieve", json=body) as response:
+                        assert response.status == 200
+                        found = (await response.json())["result"]
+                    answers.extend(json.dumps(hits) for hits in found)
+
+            asking = [asyncio.create_task(ask("topic3")) for _ in range(4)]
+            for round_number in range(2):
+                write_note(docs, 3, f"New words {round_number}.")
+                write_note(docs, number + round_number, "More words.")
+                expected = rf"(now serving {number + round_number + 1} passages)"
+                await asyncio.to_thread(wait_for, log, expected)
+            done.set()
+            await asyncio.gather(*asking)
+            body = {"queries": ["topic3"], "topk": 1}
+            async with session.post(f"{url}/retrieve", json=body) as response:
+                [[last]] = (await response.json())["result"]
+            assert "New words 1" in last["contents"]
+            async with session.get(f"{url}/readyz") as response:
+                assert (await response.json())["passages"] == number + 2
+        kinds = [re.search(r"Old words|New words \d", answer) for answer in answers]
+        assert all(kinds), "an answer is empty or about another document"
+        assert {kind[0] for kind in kinds if kind} == {"Old words", "New words 0", "New words 1"}
+
+
+def test_a_failed_update_leaves_the_old_index_in_service(tmp_path: Path):
+    corpus, index, log = tmp_path / "c.jsonl", tmp_path / "index", tmp_path / "log"
+    corpus.write_text('{"id": "a", "contents": "dog"}\n')
+    assert main(["index", "--corpus", str(corpus), "--out", str(index)]) == 0
+    with server(index, corpus, log):
+        corpus.write_text('{"id": "a", "contents": "dog"}\nnonsense\n')
+        wait_for(log, r"(stays as it was: .*c\.jsonl:2: not valid JSON)")
+        corpus.write_text('{"id": "a", "contents": "dog"}\n{"id": "b", "contents": "cat"}\n')
+        wait_for(log, "(now serving 2 passages, instead of 1)")
+
+
+def test_only_a_single_index_of_words_is_watched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    corpus, index = tmp_path / "c.jsonl", tmp_path / "index"
+    corpus.write_text('{"id": "a", "contents": "dog"}\n')
+    assert main(["index", "--corpus", str(corpus), "--out", str(index)]) == 0
+    watch = ["--watch", str(corpus), "--port", "0"]
+    assert main(["serve", str(index), *watch, "--record", str(tmp_path / "r")]) == 2
+    assert "--watch updates a single index of words" in capsys.readouterr().err
+    assert main(["serve", str(index), "--watch", os.devnull + "x", "--port", "0"]) == 2
+    assert "cannot watch" in capsys.readouterr().err
