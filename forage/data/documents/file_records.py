@@ -89,12 +89,13 @@ class DocumentPassages:
         with written_whole(path) as out:
             for document in documents:
                 name = document.fields["file"]
-                lines = [passage_line(passage) for passage in passages_of((document,), window)]
-                num_passages = len(lines)
                 if self._store is not None and not document.text:
                     old = self._old[name]
                     num_passages = old.num_passages
                     lines = [self._store.lines(range(old.first_row, old.first_row + num_passages))]
+                else:
+                    lines = [passage_line(passage) for passage in passages_of((document,), window)]
+                    num_passages = len(lines)
                 out.write(b"".join(lines))
                 if record := self.records.files.get(name):
                     self.records.files[name] = record.model_copy(
