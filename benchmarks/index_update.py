@@ -33,15 +33,15 @@ class World:
 
     def __init__(self, place: Path, num_passages: int, is_corpus: bool) -> None:
         self.place, self._is_corpus = place, is_corpus
-        ranks = np.arange(_VOCABULARY) + 3.7
-        self._shares = ranks**-1.05 / (ranks**-1.05).sum()
+        shares = np.cumsum((np.arange(_VOCABULARY) + 3.7) ** -1.05)
+        self._shares = shares / shares[-1]
         self._draw = np.random.default_rng(0)
         self._size = 1 if is_corpus else _PASSAGES_PER_FILE
         self.texts = {f"d{at:06d}": self._text() for at in range(num_passages // self._size)}
         self._next = len(self.texts)
 
     def _text(self) -> str:
-        words = self._draw.choice(_VOCABULARY, _WORDS * self._size, p=self._shares)
+        words = np.searchsorted(self._shares, self._draw.random(_WORDS * self._size))
         return " ".join(f"w{number:x}" for number in words)
 
     def write(self, names: list[str]) -> None:

@@ -224,8 +224,8 @@ def _build(args: Namespace) -> None:
             is_restart=args.restart,
             is_whole=args.whole_passages,
         )
-    with corpus_of(args) as (corpus, records):
-        build_backend(corpus, args.out, settings, vectors, records)
+    with corpus_of(args) as (corpus, notes):
+        build_backend(corpus, args.out, settings, vectors, notes)
 
 
 def _import(args: Namespace) -> None:

@@ -19,7 +19,6 @@ from forage.commands.arguments import count, positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:
-    from forage.data.documents.file_records import DocumentRecords
     from forage.data.documents.splitting import OwnDocument, Window
 
 logger = logging.getLogger(__name__)
@@ -54,10 +53,11 @@ def add_own_text(parser: ArgumentParser) -> None:
 @contextmanager
 def corpus_of(
     args: Namespace, old_index: Path | None = None
-) -> Iterator[tuple[Path, DocumentRecords | None]]:
+) -> Iterator[tuple[Path, dict[str, str]]]:
     """Yields the corpus to index; a file made from documents or a table is deleted at the end.
 
-    With it come the records of documents. Those of ``old_index`` that did not change are not read.
+    With it come the files to keep in the index. Documents that did not change since
+    ``old_index`` are not read.
     """
     path: Path = args.corpus
     columns = (args.text_column, args.title_column, args.id_column)
@@ -68,7 +68,7 @@ def corpus_of(
                     f"--{name.replace('_', '-')} has no effect here: the lines of {path} are "
                     "already passages; add --text-column to read them as rows and split them"
                 )
-        yield path, None
+        yield path, {}
         return
     from forage.data.documents.file_records import DocumentPassages
 
@@ -82,7 +82,7 @@ def corpus_of(
             passages.write(passages_file, documents, window)
         except OSError as error:
             raise UserError(f"cannot write {passages_file}: {error.strerror}") from error
-        yield passages_file, passages.records
+        yield passages_file, passages.records.as_notes()
     finally:
         passages_file.unlink(missing_ok=True)
 
@@ -122,8 +122,8 @@ def update_own(args: Namespace) -> bool:
                 "--overwrite"
             )
     args = Namespace(**vars(args) | made_with)
-    with corpus_of(args, args.out) as (corpus, new_records):
-        changes = update_index(corpus, args.out, new_records)
+    with corpus_of(args, args.out) as (corpus, notes):
+        changes = update_index(corpus, args.out, notes)
     found = (changes.num_added, changes.num_removed, changes.num_kept)
     logger.info("%s: %d passages added, %d removed, %d kept", args.out, *found)
     return any(found[:2])

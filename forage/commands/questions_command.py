@@ -210,8 +210,8 @@ def index_of(documents: Path, out: Path) -> Path:
     # An unchanged corpus gives the same index, so a repeated command continues.
     out.mkdir(parents=True, exist_ok=True)
     as_index = Namespace(corpus=documents, out=index, **dict.fromkeys(OWN_TEXT))
-    with corpus_of(as_index) as (corpus, records):
-        build_backend(corpus, index, BM25Settings(), None, records)
+    with corpus_of(as_index) as (corpus, notes):
+        build_backend(corpus, index, BM25Settings(), None, notes)
     return index
 
 

@@ -44,9 +44,9 @@ class DocumentRecords(Strict):
     options: dict[str, Any]
     files: dict[str, FileRecord] = Field(default_factory=dict)
 
-    def save(self, directory: Path) -> None:
-        """Writes ``documents.json`` into an index."""
-        (directory / RECORDS_FILE).write_text(self.model_dump_json() + "\n", encoding="utf-8")
+    def as_notes(self) -> dict[str, str]:
+        """The file to keep in an index, by name."""
+        return {RECORDS_FILE: self.model_dump_json() + "\n"}
 
 
 def read_records(index: Path) -> DocumentRecords | None:

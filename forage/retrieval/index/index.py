@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from forage.data.corpus_store import CorpusStore
-from forage.data.documents.file_records import DocumentRecords
 from forage.errors import UserError
 from forage.remote.plain_file import read_plain
 from forage.retrieval.backend import Backend, OpenOptions
@@ -145,15 +144,15 @@ def build_backend(
     out: Path,
     settings: BaseModel,
     vectors: DenseBuild | None,
-    records: DocumentRecords | None = None,
+    notes: Mapping[str, str] | None = None,
 ) -> None:
     """Builds the index that ``settings`` describe in ``out``; raises ``UserError``.
 
-    ``vectors``: how passages are encoded; None for an index of words. ``records``: the documents
-    that the corpus was made from, for ``update_index``.
+    ``vectors``: how passages are encoded; None for an index of words. ``notes``: small files
+    to keep in the index, by name.
     """
     if isinstance(settings, BM25Settings):
-        build_index(corpus, out, **settings.model_dump(), records=records)
+        build_index(corpus, out, **settings.model_dump(), notes=notes)
         return
     assert vectors is not None, "only an index of words needs no encoder"
     if isinstance(settings, QdrantOptions):
@@ -162,7 +161,7 @@ def build_backend(
         build_dense_index(corpus, out, replace(vectors, faiss=settings))
 
 
-def update_index(corpus: Path, out: Path, records: DocumentRecords | None = None) -> Changes:
+def update_index(corpus: Path, out: Path, notes: Mapping[str, str] | None = None) -> Changes:
     """Makes the index in ``out`` that of ``corpus``, reusing the counts of unchanged passages.
 
     Raises ``UserError``, also for an index of vectors; the old index then stays.
@@ -173,7 +172,7 @@ def update_index(corpus: Path, out: Path, records: DocumentRecords | None = None
     if not isinstance(manifest, BM25Manifest):
         raise UserError(f"{out} is an index of vectors, which cannot be updated; build it again")
     check_files(out, manifest)
-    return update_bm25(corpus, out, manifest, records)
+    return update_bm25(corpus, out, manifest, notes)
 
 
 def _open_backend(

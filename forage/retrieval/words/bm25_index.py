@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from forage.data.corpus import format_contents, line_blocks
 from forage.data.corpus_store import CorpusStore, write_store
-from forage.data.documents.file_records import DocumentRecords
 from forage.retrieval.store.atomic_directory import atomic_build, refuse_other_contents
 from forage.retrieval.store.build_progress import build_progress
 from forage.retrieval.store.manifest import (
@@ -85,14 +85,14 @@ def build_index(
     b: float = 0.4,
     language: str = PLAIN,
     show_progress: bool = True,
-    records: DocumentRecords | None = None,
+    notes: Mapping[str, str] | None = None,
 ) -> BM25Manifest:
     """Builds a BM25 index of ``corpus`` in ``out``, replacing an earlier index there.
 
     The defaults of ``k1`` and ``b`` are those of published BM25 runs (Pyserini). ``language`` is
-    one of ``forage.retrieval.words.languages.CHOICES``. ``records``: the documents that the corpus
-    was made from. Raises ``UserError`` for an invalid corpus
-    line, an unknown language, or an ``out`` with other contents.
+    one of ``forage.retrieval.words.languages.CHOICES``. ``notes``: small files to
+    keep in the index, by name. Raises ``UserError`` for an invalid corpus line, an unknown
+    language, or an ``out`` with other contents.
     """
     # This import compiles code, which only a build should pay for.
     from forage.retrieval.words.count_processes import count_blocks
@@ -120,8 +120,8 @@ def build_index(
                 "library": f"bm25s {version('bm25s')}",
             }
         )
-        if records is not None:
-            records.save(directory)
+        for name, text in (notes or {}).items():
+            (directory / name).write_text(text, encoding="utf-8")
         write_manifest(directory, manifest)
     if complaint := misfit(builder.analyzer.language, texts):
         logger.warning("%s: %s", out, complaint)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,6 @@ import xxhash
 
 from forage.data.corpus import LineBlock, format_contents, line_blocks, parse_line
 from forage.data.corpus_store import HASHES_FILE, CorpusStore, hash_id, write_store
-from forage.data.documents.file_records import DocumentRecords
 from forage.errors import UserError
 from forage.retrieval.store.atomic_directory import atomic_build
 from forage.retrieval.store.manifest import common_fields, write_manifest
@@ -66,11 +65,11 @@ class _Moves:
 
 
 def update_bm25(
-    corpus: Path, out: Path, manifest: BM25Manifest, records: DocumentRecords | None = None
+    corpus: Path, out: Path, manifest: BM25Manifest, notes: Mapping[str, str] | None = None
 ) -> Changes:
     """Makes ``out`` the index of ``corpus``, and leaves it untouched if nothing changed.
 
-    It keeps k1, b and the language. ``records``: the documents of the corpus. Raises ``UserError``
+    It keeps k1, b and the language. ``notes``: small files to keep in it. Raises ``UserError``
     for an invalid corpus line, and for an index without counts or with stems of another version;
     the old index then stays.
     """
@@ -91,8 +90,8 @@ def update_bm25(
             merged = columns.merged(moves.new_rows_N, builder.columns(), np.array(moves.added, int))
             merged.save(directory, manifest.k1, manifest.b)
             builder.write_terms(directory, stored.num_passages, words)
-            if records is not None:
-                records.save(directory)
+            for name, text in (notes or {}).items():
+                (directory / name).write_text(text, encoding="utf-8")
             write_manifest(
                 directory, manifest.model_copy(update={**common_fields(stored), "files": None})
             )
