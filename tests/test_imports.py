@@ -68,7 +68,7 @@ LINE_BUDGETS = {
     "cluster": 1_130,
     # forage questions (questions_command.py), a question writer as a target of forage sft, and
     # forage agent (agent_command.py). Updating and tuning an index (index_tuning.py).
-    "commands": 5_440,
+    "commands": 5_460,
     # The lessons of a question writer (warm_start_config.py).
     "config": 3_660,
     # The simpler questions of a multi-hop question, in its row or its metadata (fields.py).
@@ -93,7 +93,7 @@ LINE_BUDGETS = {
     # Indexes of words without numba: plain_counts.py, and the choice between the two. Documents
     # opened from an index's passages (documents.py), and where a hit is from (wire.py). Indexes of
     # words that are updated, tuned and watched (bm25_update.py, tuning.py, watched.py).
-    "retrieval": 13_805,
+    "retrieval": 13_835,
     "rewards": 1_205,
     # The message of a lost endpoint says how the command that asks it continues. Demonstrations
     # search for one step after the other (demonstrator.py), and decoding scores eight dimensions of

@@ -1,8 +1,8 @@
 """Pairs of passages from different documents that share an entity.
 
 A passage that mentions another one's title leads to it; passages that name the same rare entity are
-neighbours. Each passage is read once and each entity gives at most as many pairs as it has
-passages, so the cost grows with the corpus and not with its square.
+neighbours. Each passage is read once, and an entity gives at most a few pairs, so the cost grows
+with the corpus and not with its square.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from forage.questions.text_checks import names_in, without_instructions, words_o
 from forage.types import Passage
 
 _MAX_PASSAGES_OF_NAME = 12
-"""A name in more passages says too little about what they have in common."""
+"""A name in more passages says too little about what they have in common; of the passages that
+mention a title, as many lead to it."""
 _MAX_TITLE_WORDS = 6
 _MIN_LETTERS = 3
 
@@ -59,9 +60,9 @@ def link(passages: Sequence[Passage], rng: random.Random) -> Links:
                 sharing.setdefault(name, []).append(passage)
     pairs: list[Pair] = []
     for title, found in mentioned.items():
-        if len(found) <= _MAX_PASSAGES_OF_NAME:
-            target = titled[title]
-            pairs += [Pair(one, target, target.title, True) for one in found if _apart(one, target)]
+        target = titled[title]
+        some = rng.sample(found, min(len(found), _MAX_PASSAGES_OF_NAME))
+        pairs += [Pair(one, target, target.title, True) for one in some if _apart(one, target)]
     for name, found in sharing.items():
         if len(found) <= _MAX_PASSAGES_OF_NAME:
             order = rng.sample(found, len(found))

@@ -20,7 +20,7 @@ from forage.retrieval.cache import CACHE_BYTES
 from forage.retrieval.index.index import Index, OpenOptions, open_index, read_manifest
 from forage.retrieval.serve.limits import Limits
 from forage.retrieval.source import Source
-from forage.retrieval.sources.documents import open_documents
+from forage.retrieval.sources.documents import FollowedDocuments, open_documents
 from forage.retrieval.sources.fusion import RRF_K, Fused
 from forage.retrieval.sources.lucene import Lucene
 from forage.retrieval.sources.recording import Recorder, Replay
@@ -75,10 +75,10 @@ class ServeSettings(Strict):
 
     ``sources``: directories of indexes, ``lucene:DIR``, ``ray:APP``, ``web:PROVIDER`` or
     ``replay:FILE``. ``web``: ``key=value`` settings of the provider. ``options``: for indexes of
-    vectors. ``record``: a file that receives every answer. ``watch``: documents
-    that the index follows. ``verify``: read all files of indexes
-    and pages before serving. ``allow_hosts``: additional host names of the server. ``no_token``:
-    let everyone search a paid source. None means "not given": a setting without effect is refused.
+    vectors. ``record``: a file that receives every answer. ``watch``: documents that the index
+    follows. ``verify``: read all files of indexes and pages before serving. ``allow_hosts``:
+    additional host names of the server. ``no_token``: let everyone search a paid source. None means
+    "not given": a setting without effect is refused.
     """
 
     sources: tuple[str, ...] = Field(min_length=1)
@@ -141,8 +141,9 @@ def open_page_store(settings: ServeSettings) -> Pages | None:
     if settings.pages is None:
         named = map(_kind_and_name, settings.sources)
         for place in (name for kind, name in named if kind == "index"):
-            if documents := open_documents(Path(place)):
-                return documents
+            index = Path(place).absolute()
+            if documents := open_documents(index):
+                return documents if settings.watch is None else FollowedDocuments(index, documents)
         return None
     return (
         WebPages()

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
+from threading import Lock
 
 from forage.data.corpus_store import CorpusStore
 from forage.retrieval.index.index import open_corpus
 from forage.retrieval.source import SourceError
 from forage.retrieval.store.index_files import DamagedFileError, OpenFiles
+from forage.retrieval.store.manifest import MANIFEST_FILE
 from forage.retrieval.wire import DocumentPage, Page
 from forage.types import Passage
 
@@ -37,6 +39,33 @@ def open_documents(index: Path) -> IndexedDocuments | None:
         return IndexedDocuments(store, OpenFiles(index.glob("corpus.*")))
     store.close()
     return None
+
+
+class FollowedDocuments:
+    """The documents of an index that ``forage serve --watch`` replaces when they change."""
+
+    def __init__(self, index: Path, documents: IndexedDocuments) -> None:
+        """``documents``: those of ``index`` as it is now; ``close`` closes them."""
+        self._index, self._documents = index, documents
+        self._built = _built(index)
+        self._lock = Lock()  # a replaced index is closed, which no reader may see
+
+    def pages(self, urls: Sequence[str]) -> list[Page | None]:
+        """As ``IndexedDocuments.pages``, in the index that is now in the directory."""
+        with self._lock:
+            built = _built(self._index)
+            if built != self._built and (documents := open_documents(self._index)):
+                self._documents.close()
+                self._documents, self._built = documents, built
+            return self._documents.pages(urls)
+
+    def close(self) -> None:
+        self._documents.close()
+
+
+def _built(index: Path) -> tuple[int, int]:
+    status = (index / MANIFEST_FILE).stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,12 @@ async def test_every_answer_is_that_of_the_old_or_of_the_new_documents(number: i
                         found = (await response.json())["result"]
                     answers.extend(json.dumps(hits) for hits in found)
 
+            async def opened() -> str:
+                async with session.post(f"{url}/access", json={"urls": ["n0003.txt"]}) as response:
+                    [page] = (await response.json())["result"]
+                    return page["contents"]
+
+            assert "Old words" in await opened()
             asking = [asyncio.create_task(ask("topic3")) for _ in range(4)]
             for round_number in range(2):
                 write_note(docs, 3, f"New words {round_number}.")
@@ -76,6 +82,7 @@ async def test_every_answer_is_that_of_the_old_or_of_the_new_documents(number: i
             async with session.post(f"{url}/retrieve", json=body) as response:
                 [[last]] = (await response.json())["result"]
             assert "New words 1" in last["contents"]
+            assert "New words 1" in await opened()
             async with session.get(f"{url}/readyz") as response:
                 assert (await response.json())["passages"] == number + 2
         kinds = [re.search(r"Old words|New words \d", answer) for answer in answers]
