@@ -125,11 +125,11 @@ def run_agent(settings: AgentSettings) -> None:
     notes.choose_given(**given, num_questions=settings.num_questions)
     signal.signal(signal.SIGTERM, interrupt)
     console.print(f"[bold]Forage agent[/bold] for {settings.documents}, in {out}")
+    with notes.phase("model"):
+        base = base_model(settings.model, out)
     index = out / "index"
     if not index.exists():
         index = index_of(settings.documents, out)
-    with notes.phase("model"):
-        base = base_model(settings.model, out)
     _lay_out(settings, base, index)
 
     def propose(played: Sequence[Path], folder: Path) -> None:
@@ -185,8 +185,8 @@ def _write_questions(
         options += ["--difficulty", *map(str, played)]
     if main(["questions", str(index), "--out", str(out), *options]):
         raise UserError(
-            "the questions were not made (see above). A small model rarely writes good ones: name "
-            "a stronger one with --writer or --endpoint, or bring questions with --questions; then "
+            "the questions were not made, for the reason above. If the writer is too weak, name a "
+            "stronger one with --writer or --endpoint, or bring questions with --questions; then "
             "repeat the command"
         )
     return out
