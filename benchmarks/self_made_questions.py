@@ -88,7 +88,10 @@ def run() -> None:
             with resources.as_file(resources.files("forage") / "warm" / "model") as shipped:
                 shutil.copytree(shipped, start)
         made = make_questions(out, world, seed, tuple(args.lies))
-        with ServerProcess(out / "index", log_path=out / "server.log") as server:
+        # An evaluation is continued only at the same address.
+        port = int((out / "port").read_text()) if (out / "port").exists() else 0
+        with ServerProcess(out / "index", port, log_path=out / "server.log") as server:
+            (out / "port").write_text(str(server.port))
             tree = shipped_tree("demo.yaml", out, seed)
             tree["search"]["url"] = server.url
             tree["model"] = {"path": str(start)}

@@ -59,8 +59,9 @@ def with_contents(passage: Passage, contents: object) -> Passage:
 
     A title without quotes, or with spaces around it, is shown and served as in the corpus.
     """
-    whole = replace_surrogates(contents) if isinstance(contents, str) else passage.contents
-    if whole == passage.contents:
+    if not isinstance(contents, str) or contents == (joined := passage.contents):
+        return passage
+    if (whole := replace_surrogates(contents)) == joined:
         return passage
     return replace(passage, fields={**passage.fields, "contents": whole})
 
@@ -223,12 +224,12 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
         raise UserError(f"{path}:{number}: {_what_is_wrong(row, 'contents', 'a text')}; {_NEEDED}")
     row.pop("id", None)
     row.pop("contents", None)
-    if b"\\u" in line:
+    identity = str(identity)
+    if b"\\u" in line:  # only such escapes make surrogates
         row = json.loads(replace_surrogates(json.dumps(row, ensure_ascii=False)))
-    passage = Passage(
-        replace_surrogates(str(identity)), replace_surrogates(title), replace_surrogates(text), row
-    )
-    return with_contents(passage, contents)
+        identity, title = replace_surrogates(identity), replace_surrogates(title)
+        text = replace_surrogates(text)
+    return with_contents(Passage(identity, title, text, row), contents)
 
 
 def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import Stemmer
 from pydantic import BaseModel, ConfigDict
 
 from forage.retrieval.words.languages import LANGUAGES, PLAIN, require_language, stop_words
-from forage.retrieval.words.scripts import words_by_script
+from forage.retrieval.words.scripts import BETWEEN_WORDS, spaced_by_script, words_by_script
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +115,19 @@ class Analyzer:
         stems = self._stems
         return [stems[word] for word in words]
 
-    def cuts_as_ascii(self, text: str) -> bool:
-        """Whether a text's words are simply its lower-cased runs of ASCII letters and digits."""
-        return text.isascii() and self.spec.language != "tr"
+    def spaced(self, text: str) -> str:
+        """The text with nothing beyond ASCII between its words, for splitting its bytes.
+
+        Its words are then the runs of ASCII letters and digits, which may still have capitals, and
+        of all characters beyond ASCII.
+        """
+        if self.spec.language == "tr":
+            text = text.translate(_TURKISH_CAPITALS)
+        if text.isascii():
+            return text
+        if self.spec.language == PLAIN:
+            return BETWEEN_WORDS.sub(" ", unicodedata.normalize("NFKC", text).lower())
+        return spaced_by_script(text)
 
 
 def tokenize(text: str) -> list[str]:

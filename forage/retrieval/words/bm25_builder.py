@@ -109,11 +109,10 @@ class BM25Builder:
         from forage.retrieval.words.word_counts import count_words
 
         if self._texts or not self._blocks:
-            analyzer = self._chosen()
-            self._blocks.append(count_words(self._texts, analyzer, self.numbers))
-            if (of_stop_words := analyzer.of_stop_words()) is not None:
-                counts = count_words(self._texts, of_stop_words, self.numbers)
-                self._stop_blocks.append(counts)
+            counts, stop_counts = count_words(self._texts, self._chosen(), self.numbers)
+            self._blocks.append(counts)
+            if stop_counts is not None:
+                self._stop_blocks.append(stop_counts)
         self._texts, self._num_chars = [], 0
 
     def columns(self) -> CountedColumns:

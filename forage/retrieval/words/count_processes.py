@@ -183,9 +183,7 @@ def _count_lines(block: LineBlock, analyzer: Analyzer, numbers: dict[str, int]) 
     texts: list[str] = []
     hashes = hash_ids(block, lambda passage: texts.append(format_contents(passage)))
     num_known = len(numbers)
-    counts = count_words(texts, analyzer, numbers)
-    others = analyzer.of_stop_words()
-    stop_counts = None if others is None else count_words(texts, others, numbers)
+    counts, stop_counts = count_words(texts, analyzer, numbers)
     return LineCounts(hashes, list(islice(numbers, num_known, None)), counts, stop_counts)
 
 

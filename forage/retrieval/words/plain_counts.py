@@ -7,7 +7,7 @@ for bit; counting takes several times as long.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -18,19 +18,25 @@ _BLOCK_PAIRS = 2**22
 
 
 def count_terms(
-    texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ``lengths_D``, ``ends_D``, ``terms_P`` and ``counts_P`` of a ``WordCounts``."""
-    lengths, ends, terms, counts = [], [], [], []
-    for text in texts:
-        words = analyzer.words(text)
-        found = Counter(numbers.setdefault(word, len(numbers)) for word in words)
-        terms += found.keys()
-        counts += found.values()
-        lengths.append(len(words))
-        ends.append(len(terms))
-    lengths_D, ends_D = np.array(lengths, dtype=np.int32), np.array(ends, dtype=np.int32)
-    return lengths_D, ends_D, np.array(terms, dtype=np.int32), np.array(counts, dtype=np.uint32)
+    texts: Sequence[str], analyzers: Sequence[Analyzer], numbers: dict[str, int]
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """``lengths_D``, ``ends_D``, ``terms_P`` and ``counts_P`` of a ``WordCounts`` per analyzer.
+
+    The first analyzer splits the texts for all.
+    """
+    words_D = [analyzers[0].cut(text) for text in texts]
+    for analyzer in analyzers:
+        lengths, ends, terms, counts = [], [], [], []
+        for words in words_D:
+            known = [term for term in analyzer.terms(words) if term]
+            found = Counter(numbers.setdefault(term, len(numbers)) for term in known)
+            terms += found.keys()
+            counts += found.values()
+            lengths.append(len(known))
+            ends.append(len(terms))
+        lengths_D, ends_D = np.array(lengths, dtype=np.int32), np.array(ends, dtype=np.int32)
+        terms_P, counts_P = np.array(terms, dtype=np.int32), np.array(counts, dtype=np.uint32)
+        yield lengths_D, ends_D, terms_P, counts_P
 
 
 def place_pairs(

@@ -15,6 +15,8 @@ import unicodedata
 from collections.abc import Iterable
 
 _PLAIN_WORD = re.compile(r"[^\W_]+")
+BETWEEN_WORDS = re.compile(r"[^\w\0-\x7f]+")
+"""What separates words, except for the characters of ASCII that do."""
 
 # Kana, ideographs and Hangul, without the dot between Katakana words.
 _PAIRED = (
@@ -87,6 +89,14 @@ _IS_TRANSLATED = re.compile(f"[{_class(code for code in _TRANSLATION if code < 0
 _IS_CUT = re.compile(f"[{_PAIRED}{_TRIPLED}{_MARKS}]")
 _RUNS = _runs(_PAIRED, _TRIPLED, _MARKS)
 _FAR_RUNS = _runs(_PAIRED + _FAR_PAIRED, _TRIPLED, _MARKS + _FAR_MARKS)
+
+
+def spaced_by_script(text: str) -> str:
+    """The words of ``words_by_script`` with only ASCII characters between them."""
+    normal = unicodedata.normalize("NFKC", text).lower()
+    if _BEYOND_LATIN.search(normal):
+        return " ".join(words_by_script(text))
+    return BETWEEN_WORDS.sub(" ", normal)
 
 
 def words_by_script(text: str) -> list[str]:

@@ -1,13 +1,13 @@
 """Numbers and counts the words of a block of texts with compiled loops.
 
 Python handles each distinct word of a block once, to find its term; machine code splits, finds and
-counts all words, on bytes. If a text needs more than ASCII splitting, the analyzer splits it first
-and passes its words separated by spaces. Only building an index loads this file.
+counts all words, on bytes, in which the analyzer left nothing beyond ASCII between words. Only
+building an index loads this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,38 +41,40 @@ class WordCounts:
     counts_P: np.ndarray
 
 
-def count_words(texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int]) -> WordCounts:
-    """Splits and counts texts; a new term gets the next number, in order of appearance."""
-    if HAS_COMPILER:
-        found = _count_compiled(texts, analyzer, numbers)
-    else:
-        found = plain_counts.count_terms(texts, analyzer, numbers)
-    lengths_D, ends_D, terms_P, counts_P = found
-    # Counts of 256 are rare, and the pairs of the whole corpus are kept until they are scored.
-    smallest = np.uint8 if counts_P.max(initial=0) < 256 else np.uint32
-    return WordCounts(lengths_D, ends_D, terms_P, counts_P.astype(smallest))
+def count_words(
+    texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int]
+) -> tuple[WordCounts, WordCounts | None]:
+    """Splits texts once; counts their terms, and their stop words if the language has any.
+
+    A new term gets the next number, in order of appearance.
+    """
+    of_stop_words = analyzer.of_stop_words()
+    analyzers = [analyzer] if of_stop_words is None else [analyzer, of_stop_words]
+    count = _count_compiled if HAS_COMPILER else plain_counts.count_terms
+    found: list[WordCounts] = []
+    for lengths_D, ends_D, terms_P, counts_P in count(texts, analyzers, numbers):
+        # Counts of 256 are rare, and the pairs of the whole corpus are kept until they are scored.
+        smallest = np.uint8 if counts_P.max(initial=0) < 256 else np.uint32
+        found.append(WordCounts(lengths_D, ends_D, terms_P, counts_P.astype(smallest)))
+    return found[0], found[1] if len(found) > 1 else None
 
 
 def _count_compiled(
-    texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    parts = [_bytes_of(text, analyzer) for text in texts]
+    texts: Sequence[str], analyzers: Sequence[Analyzer], numbers: dict[str, int]
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    parts = [analyzers[0].spaced(text).encode("utf-8") for text in texts]
     ends_D = np.cumsum([len(part) for part in parts], dtype=np.int64)
     cut = np.frombuffer(bytearray(b"".join(parts)), dtype=np.uint8)
     word_ids, word_ends_D, firsts, lasts = _cut(cut, ends_D, _IN_WORDS)
     lowered = cut.tobytes()
     places = zip(firsts.tolist(), lasts.tolist(), strict=True)
     words = b" ".join([lowered[first:last] for first, last in places]).decode("utf-8").split()
-    terms = [
-        numbers.setdefault(term, len(numbers)) if term else -1 for term in analyzer.terms(words)
-    ]
-    return _pair(word_ids, word_ends_D, np.array(terms, dtype=np.int32), max(terms, default=-1) + 1)
-
-
-def _bytes_of(text: str, analyzer: Analyzer) -> bytes:
-    if not analyzer.cuts_as_ascii(text):
-        text = " ".join(analyzer.cut(text))
-    return text.encode("utf-8")
+    for analyzer in analyzers:
+        terms = [
+            numbers.setdefault(term, len(numbers)) if term else -1 for term in analyzer.terms(words)
+        ]
+        num_terms = max(terms, default=-1) + 1
+        yield _pair(word_ids, word_ends_D, np.array(terms, dtype=np.int32), num_terms)
 
 
 @compiled

@@ -29,7 +29,7 @@ def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def counted(texts: list[str], language: str) -> list[dict[str, int]]:
     """The terms of each text with their counts, from the compiled loops."""
     numbers: dict[str, int] = {}
-    counts = count_words(texts, Analyzer(AnalyzerSpec.of(language)), numbers)
+    counts, _ = count_words(texts, Analyzer(AnalyzerSpec.of(language)), numbers)
     terms = list(numbers)
     pairs = zip(counts.terms_P.tolist(), counts.counts_P.tolist(), strict=True)
     named = [(terms[number], count) for number, count in pairs]
