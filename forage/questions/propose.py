@@ -85,13 +85,19 @@ def _sources(
     """What a kind of question can be made from, spread over documents."""
     if kind in (Kind.MULTI_HOP, Kind.COMPARISON):
         # A passage about what both mention gives the best questions, then names of many words.
-        best = sorted(pairs, key=lambda pair: (not pair.is_directed, " " not in pair.bridge))
+        best = sorted(pairs, key=_rank)
         usable = [each for each in best if kind is Kind.MULTI_HOP or not each.is_directed]
         return _spread([((each.first, each.second), each.bridge) for each in usable])
     found = rng.sample(list(passages), len(passages))
     if kind in (Kind.NUMBER, Kind.DATE):
         found = [one for one in found if answers_in(one, kind)]
     return _spread([((one,), "") for one in found])
+
+
+def _rank(pair: Pair) -> int:
+    if pair.is_directed:
+        return 0
+    return 1 if " " in pair.bridge else 2
 
 
 def _spread(sources: Sequence[Source]) -> list[Source]:
