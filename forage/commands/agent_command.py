@@ -1,8 +1,8 @@
 """``forage agent``: trains a search agent on your documents.
 
-It does what the commands index, questions, serve, sft, eval, train and eval do with the recipe
-``configs/own.yaml``, in this order, and writes a report. Repeated with the same ``--out``, it
-continues where it was stopped.
+It does what the commands index, questions, serve, sft, eval, train and eval do, in this order, with
+the recipe ``configs/own.yaml``, and writes a report. If it is repeated with the same ``--out``, it
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--model", required=True, metavar="MODEL", help=text)
     text = "directory to write to; a run in it is continued"
     add("--out", type=Path, required=True, metavar="DIR", help=text)
-    text = "approximate time of training and evaluation, after the questions (default 110)"
+    text = "approximate minutes for training and evaluation, after the questions (default 110)"
     add("--minutes", type=minutes, default=settings.minutes, help=text)
     add("--seed", type=count, default=0, help="seed of the questions and the sampling")
     text = "optimizer steps of the warm start (default: as many as the time allows)"
     add("--warm-start-steps", type=positive, help=text)
     text = "steps of reinforcement learning (default: as many as the time allows)"
     add("--steps", type=positive, help=text)
-    text = "rounds of training, each but the first on questions of the right difficulty (default 1)"
+    text = "rounds of training; later ones use new questions of suitable difficulty (default 1)"
     add("--rounds", type=positive, default=settings.rounds, help=text)
     text = "questions to evaluate in each arm (default: as many as the time allows)"
     add("--num-questions", type=positive, help=text)
@@ -94,7 +94,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--writer", metavar="MODEL", help=text)
     text = "base URL of an OpenAI-compatible API that writes them"
     group.add_argument("--endpoint", metavar="URL", help=text)
-    group.add_argument("--served-model", metavar="NAME", help="the model's name there")
+    group.add_argument("--served-model", metavar="NAME", help="the model's name at --endpoint")
     text = "prices of a million prompt tokens and a million completion tokens"
     group.add_argument(
         "--price", type=not_negative, nargs=2, metavar=("INPUT", "OUTPUT"), help=text
@@ -119,7 +119,7 @@ def run_agent(settings: AgentSettings) -> None:
     build_config(_tree(settings, Path("base"), Path("index")), _RECIPE, settings.overrides)
     console, out = Console(), settings.out
     if settings.rounds > 1 and settings.questions is not None:
-        raise UserError("--rounds makes questions for each round; leave --questions out")
+        raise UserError("--rounds writes new questions for each round; leave --questions out")
     notes = RunNotes.open(out / "agent.json", settings.fixed())
     given = {"warm_start_steps": settings.warm_start_steps, "steps": settings.steps}
     notes.choose_given(**given, num_questions=settings.num_questions)
@@ -159,7 +159,7 @@ def _lay_out(settings: AgentSettings, base: Path, index: Path) -> None:
         for split in _SPLITS:
             file = questions / f"{split}.jsonl"
             if not file.is_file():
-                raise UserError(f"{questions} has no {file.name}; --questions needs train and test")
+                raise UserError(f"{questions} has no {file.name}, which --questions requires")
             shutil.copy(file, folder)
 
     made(settings.out / "data", copy)
@@ -168,7 +168,7 @@ def _lay_out(settings: AgentSettings, base: Path, index: Path) -> None:
 def _write_questions(
     settings: AgentSettings, base: Path, index: Path, played: Sequence[Path] = ()
 ) -> Path:
-    """Runs ``forage questions``, with the episodes ``played`` as the difficulty of questions."""
+    """Runs ``forage questions``, with the episodes ``played`` to measure their difficulty."""
     from forage.commands.cli import main
 
     out = settings.out / "questions"
@@ -185,7 +185,7 @@ def _write_questions(
         options += ["--difficulty", *map(str, played)]
     if main(["questions", str(index), "--out", str(out), *options]):
         raise UserError(
-            "the questions were not made, for the reason above. If the writer is too weak, name a "
+            "no questions were written, for the reason above. If the writer is too weak, name a "
             "stronger one with --writer or --endpoint, or bring questions with --questions; then "
             "repeat the command"
         )

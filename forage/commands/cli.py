@@ -31,7 +31,7 @@ from forage.hardware import quiet_openmp
 COMMANDS = {
     "demo": "train a small model to search on this machine, in minutes",
     "real": "train a real language model to search real text: index, train, evaluate, report",
-    "agent": "train a search agent on your own documents: question, train, evaluate, report",
+    "agent": "train a search agent on your own documents: write questions, train, evaluate, report",
     "new": "create a small model with random weights, and its tokenizer",
     "sft": "train a model on examples: recorded episodes or demonstrations",
     "train": "train a model on a recipe by reinforcement learning",

@@ -48,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace the index in --out")
     text = "read and index only what changed since the index in --out was built (bm25)"
     add("--update", action="store_true", help=text)
-    text = "choose k1 and b on half of these questions; the other half report the gain (bm25)"
+    text = "choose k1 and b on half of these questions and measure the gain on the rest (bm25)"
     add("--tune", type=Path, metavar="QUESTIONS", help=text)
     text = "with --tune: measure recall in this many passages (default 3)"
     add("--topk", type=positive, metavar="K", help=text)

@@ -1,4 +1,4 @@
-"""The options of ``forage index`` that come from settings, and which of them apply.
+"""Adds the options of ``forage index`` that come from settings, and refuses unused ones.
 
 The options of the backends come from their settings (``forage.retrieval.index.index``): one per
 field, with its description. An option that the chosen backend does not use is an error that names

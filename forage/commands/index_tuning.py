@@ -16,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 
 def tune(index: Path, questions: Path, topk: int) -> None:
-    """Tunes an index, and keeps its parameters if others gain nothing on the other half."""
+    """Tunes an index, but keeps its parameters if the new ones lose on the other half."""
     from forage.data.questions import read_questions
     from forage.evaluation.intervals import bootstrap_interval
     from forage.retrieval.index.tuning import tune_index, write_parameters
@@ -27,7 +27,7 @@ def tune(index: Path, questions: Path, topk: int) -> None:
     gains = after - before
     interval = bootstrap_interval(gains.tolist())
     LOG.info(
-        "recall@%d of the other %d questions: %.3f before, %.3f after, gain %+.3f (95 %% interval "
+        "recall@%d on the other %d questions: %.3f before, %.3f after, gain %+.3f (95 %% interval "
         "%+.3f to %+.3f); %d questions with neither an answer nor gold passages in the index were "
         "left out. Tuning changes neither the weight of titles, which count as text, nor --size",
         *(topk, len(gains), before.mean(), after.mean(), gains.mean()),

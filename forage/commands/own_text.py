@@ -28,7 +28,7 @@ OWN_TEXT = ("text_column", "title_column", "id_column", *("size", "overlap", "to
 
 # Wikipedia's passages in the published corpora have 100 words; sections of documents are longer.
 _DEFAULT_SIZE = 200
-# Pages about a corpus, next to its JSON lines in published ones, are not documents of it.
+# Published corpora have such files next to their JSON lines; they are not part of the corpus.
 _ABOUT = ("readme", "license")
 
 
@@ -56,8 +56,8 @@ def corpus_of(
 ) -> Iterator[tuple[Path, dict[str, str]]]:
     """Yields the corpus to index; a file made from documents or a table is deleted at the end.
 
-    With it come the files to keep in the index. Documents that did not change since
-    ``old_index`` are not read.
+    The second value holds the files to keep in the index, by name. Documents that did not change
+    since ``old_index`` are not parsed.
     """
     path: Path = args.corpus
     columns = (args.text_column, args.title_column, args.id_column)
@@ -104,9 +104,9 @@ def _is_corpus(path: Path, has_columns: bool) -> bool:
 
 
 def update_own(args: Namespace) -> bool:
-    """Updates the index in ``--out`` to what ``--corpus`` contains now; whether it changed.
+    """Updates the index in ``--out`` to the current ``--corpus``; returns whether it changed.
 
-    Raises ``UserError``, also for other options than those that made the passages of the index.
+    Raises ``UserError``, also if the options differ from those that made the index's passages.
     """
     from forage.data.documents.file_records import read_records
     from forage.retrieval.index.index import read_manifest, update_index
@@ -118,8 +118,8 @@ def update_own(args: Namespace) -> bool:
         if records is not None and value != made_with.get(name):
             raise UserError(
                 f"--{name.replace('_', '-')} is {value}, but the index was built with "
-                f"{made_with.get(name, 'the default')}; to change it, build it again with "
-                "--overwrite"
+                f"{made_with.get(name, 'the default')}; to change it, build the index again "
+                "with --overwrite"
             )
     args = Namespace(**vars(args) | made_with)
     with corpus_of(args, args.out) as (corpus, notes):
@@ -130,7 +130,7 @@ def update_own(args: Namespace) -> bool:
 
 
 def options_of(args: Namespace) -> dict[str, Any]:
-    """The given arguments for documents, as JSON values."""
+    """The arguments for documents that the user gave, as JSON values."""
     given = {name: getattr(args, name) for name in OWN_TEXT}
     if args.tokenizer is not None:
         given["tokenizer"] = str(Path(args.tokenizer).absolute())
@@ -157,7 +157,7 @@ def _documents(
 
 
 def _unlike(documents: Iterator[OwnDocument], may_rename: bool) -> Iterator[OwnDocument]:
-    """Documents with unique ids: a row whose id is taken gets its position, or is refused."""
+    """Makes ids unique: a row whose id is taken gets its position as its id, or is refused."""
     seen: set[str] = set()
     for document in documents:
         if document.id in seen:

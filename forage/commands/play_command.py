@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("question", nargs="?", metavar="QUESTION", help=text)
     add_overrides(parser)
     text = "search this index, served while the command runs (default: the server at search.url; "
-    text += "if a run's server has ended, the run's index)"
+    text += "if a run's server has stopped, the run's index)"
     parser.add_argument("--index", type=Path, metavar="DIR", help=text)
     text = "write each episode as a line of JSON with its turns and their durations"
     parser.add_argument("--json", action="store_true", help=text)
@@ -111,7 +111,7 @@ def _config(path: Path, overrides: list[str]) -> RunConfig:
 
 
 def _index_left_behind(path: Path, config: RunConfig) -> Path | None:
-    """The index of a finished run, such as ``forage agent``'s, whose server ended with it."""
+    """The index of a run whose server has stopped, as after ``forage agent``; otherwise None."""
     index, search = config.data.index, config.search
     if not path.is_dir() or index is None or not index.is_dir() or search.kind != "server":
         return None
@@ -244,7 +244,7 @@ def _harmless(text: str, style: str = "") -> Text:
 
 
 def _sources(episode: Episode) -> Iterator[str]:
-    """A heading and a line per citation; nothing without citations."""
+    """Yields a heading and a line per citation, or nothing if there are no citations."""
     if episode.citations:
         yield citations_heading(episode)
     for number, citation in enumerate(episode.citations, start=1):

@@ -84,9 +84,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         default = getattr(bounds, name.replace("-", "_"))
         group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=what)
     text = (
-        "episodes of a policy on these questions (of forage eval or train), to drop easy and hard "
+        "a policy's episodes on these questions (from forage eval or train), to drop easy and hard "
     )
-    text += "ones; of a question in several files, those in the last count"
+    text += "ones; if a question is in several files, the last file counts"
     group.add_argument("--difficulty", type=Path, nargs="+", metavar="EPISODES", help=text)
     text = "success rates that --difficulty keeps (default: 0.2 0.8)"
     group.add_argument("--band", type=not_negative, nargs=2, metavar=("LOW", "HIGH"), help=text)
@@ -188,13 +188,13 @@ def _band(args: Namespace, journal: CandidateJournal) -> Band:
     measured: dict[str, float] = {}
     for path in args.difficulty:
         rates = measure_difficulty(path, questions).success_rate
-        LOG.info("%s has success rates of %d questions", path, len(rates))
+        LOG.info("%s has success rates for %d questions", path, len(rates))
         measured.update(rates)
     return Band(measured, *(args.band or ()))
 
 
 def index_of(documents: Path, out: Path) -> Path:
-    """The index of the documents, which is built in ``out``, or the given one."""
+    """The index of the documents, built in ``out``; a given index is returned as is."""
     from forage.retrieval.index.index import build_backend
     from forage.retrieval.store.manifest import MANIFEST_FILE
     from forage.retrieval.words.bm25_index import BM25Settings

@@ -1,8 +1,8 @@
 """``forage real``: trains a real language model to search real passages, on this machine.
 
 It does what the commands import-gguf, index, serve, sft, eval, train and eval do, in this order,
-and writes a report. Repeated with the same ``--out``, it continues where it was stopped.
-``whole_run.py`` does what follows the index.
+and writes a report. If it is repeated with the same ``--out``, it continues where it stopped.
+``whole_run.py`` does everything after the index.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "a setting of the web provider, for example num_results=5; may be repeated"
     add("--web", action="append", default=[], metavar="key=value", help=text)
     add("--record", type=Path, help="record every answer in this file, for replay:FILE")
-    text = "documents or corpus of the index: update it when they change, and serve the new one"
+    text = "the index's documents or corpus: when they change, update the index and serve it"
     add("--watch", type=Path, metavar="PATH", help=text)
     text = "pages for /access: a JSON-lines file, or live to fetch them from the web"
     add("--pages", type=Path, help=text)

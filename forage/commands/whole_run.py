@@ -53,9 +53,9 @@ LOG = logging.getLogger(__name__)
 class WholeRun:
     """What a run starts from. ``tree`` is its recipe, without the address of the search service.
 
-    ``serve`` replaces the command that serves ``index``; ``port`` 0 is any free one. Training takes
-    ``rounds``; ``propose`` writes the questions of each but the first to a file, knowing the
-    episodes of all earlier ones.
+    ``serve`` replaces the command that serves ``index``; ``port`` 0 means any free port. Training
+    has ``rounds`` rounds. For each but the first, ``propose`` writes the questions to a folder,
+    given the episodes of all earlier rounds.
     """
 
     out: Path
@@ -95,7 +95,7 @@ class WholeRun:
         _finish(trained, notes, (before, after), (sampled_before, sampled_after), console)
 
     def _learn(self, config: RunConfig, notes: RunNotes) -> None:
-        """Trains, each round from the model of the one before and on questions made for it."""
+        """Trains each round from the model of the previous one, on questions made for the round."""
         folders = [self.out, *(self.out / "rounds" / str(n) for n in range(2, self.rounds + 1))]
         targets = [self.out / "models" / f"round-{n}" for n in range(1, self.rounds)]
         targets.append(self.out / "models" / "trained")
@@ -135,7 +135,7 @@ class WholeRun:
 
 
 def made(folder: Path, write: Callable[[Path], object]) -> Path:
-    """``folder``, written first if it is missing; an interrupted write starts over."""
+    """Returns ``folder``, which it writes if missing; an interrupted write starts over."""
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(unfinished, ignore_errors=True)
