@@ -90,11 +90,11 @@ def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
 
 
 def passage_line(passage: Passage) -> bytes:
-    """The line of a corpus that ``parse_line`` reads back equal; raises ``UserError``."""
+    """A passage as a corpus line, which ``parse_line`` reads back; raises ``UserError``."""
     if "\n" in passage.title:
         raise UserError(
             f"passage {passage.id!r}: its title contains a line break ({passage.title!r}), which "
-            "no corpus line can have; put it on one line"
+            "a corpus cannot represent; put the title on one line"
         )
     row = {"id": passage.id, "contents": passage.contents, **passage.fields}
     return json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n"

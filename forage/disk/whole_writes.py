@@ -89,7 +89,7 @@ def put_folder(folder: Path, out: Path, aside: Path) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Exchanges two paths in one step, if the system can (Linux): neither is ever missing."""
+    """Exchanges two paths in one step if the system can (Linux), so neither is ever missing."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     places = _HERE, os.fsencode(one.absolute()), _HERE, os.fsencode(other.absolute())
     return rename is not None and rename(*places, _EXCHANGE) == 0

@@ -273,7 +273,7 @@ def test_an_index_is_replaced_only_where_that_was_asked_for(
         ),
         ("notes.txt", "Ada", "--tokenizer nowhere", "nowhere has no tokenizer.json"),
         ("picture.png", "", "", "contains no passages"),
-        ("", "", "", "contains no documents; supported are .txt, .md"),
+        ("", "", "", "contains no documents; supported files: .txt, .md"),
         (None, "", "", "cannot read the corpus .*no such file"),
     ],
 )

@@ -1,9 +1,9 @@
-"""Your own documents as text, alone or in a folder, which may contain tables too.
+"""Reads your own documents as text: one file, or a folder, which may also contain tables.
 
 Each file becomes an ``OwnDocument`` with its title, its text and marks where a page or a section
-begins, and each row of a table one. A file that cannot be read within the limits, has no text, or
-is a link out of the folder, is logged and skipped. ``document_formats.py`` reads the formats,
-``table_rows.py`` tables; ``splitting.py`` splits documents into passages.
+begins, and so does each row of a table. A file that cannot be read within the limits, has no text
+or is a link out of the folder is logged and skipped. ``document_formats.py`` reads the formats,
+``table_rows.py`` reads tables, and ``splitting.py`` splits documents into passages.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def read_documents(
 ) -> Iterator[OwnDocument]:
     """The documents and rows in a file, or in a folder and its subfolders, in order of name.
 
-    Hidden files are skipped. A document that ``is_unchanged`` accepts, given its file and its name
-    in the folder, is not read and has no text. Raises ``UserError`` if nothing can be read.
+    Hidden files are skipped. If ``is_unchanged``, given a file and its name in the folder, is true,
+    the document is not read and has no text. Raises ``UserError`` if nothing can be read.
     """
     files = document_files(path)
     base = path if path.is_dir() else path.parent
@@ -68,7 +68,7 @@ def document_files(path: Path) -> list[Path]:
     )
     if not files:
         kinds = ", ".join(dict.fromkeys((*READERS, *TABLES)))
-        raise UserError(f"{path} contains no documents; supported are {kinds} files")
+        raise UserError(f"{path} contains no documents; supported files: {kinds}")
     return files
 
 

@@ -2,7 +2,7 @@
 
 pypdf, python-docx, python-pptx, trafilatura and calamine read the formats (``epub.py`` reads
 books); only this file imports them for documents. ``document_process.py`` calls it in a process
-with limits, since none of them has any.
+with limits, because none of these libraries has any.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Part = tuple[tuple[str, str | int] | None, str]
 class DocumentText:
     """A file's contents: its title ("" if it has none), its text, and its marks.
 
-    A workbook has ``sheets`` instead: the rows of cells of each, by the sheet's name.
+    A workbook has ``sheets`` instead: the rows of cells of each sheet, by its name.
     """
 
     title: str
@@ -62,7 +62,7 @@ def _read_markdown(path: Path) -> DocumentText:
     The title is that of the front matter, or the first heading.
     """
     text, title = _decoded(path), ""
-    with suppress(yaml.YAMLError):  # such a text only looks as if it had front matter
+    with suppress(yaml.YAMLError):  # such text only looks like front matter
         front = _FRONT_MATTER.match(text)
         about = yaml.load(front[1], Loader=yaml.BaseLoader) if front else None  # builds no objects
         if front and isinstance(about, dict):
@@ -151,17 +151,17 @@ def _table(rows: Iterable[Any]) -> str:
 
 
 def _refuse_no_package(path: Path) -> None:
-    """Says why Office does not open a file as .docx or .pptx, which are zip files."""
+    """Raises ``ValueError`` with the reason if a .docx or .pptx file is not a zip file."""
     if zipfile.is_zipfile(path):
         return
     with path.open("rb") as file:
         if file.read(len(_OFFICE_97)) == _OFFICE_97:
-            raise ValueError("it is encrypted, or a file of Office 97 to 2003")
+            raise ValueError("it is encrypted, or in the format of Office 97 to 2003")
     raise ValueError(f"it is not a {path.suffix} file, despite its name")
 
 
 def _read_workbook(path: Path) -> DocumentText:
-    """The values of each sheet's cells, as the program that saved them computed them."""
+    """The values of each sheet's cells; a formula has the value that was saved with it."""
     import python_calamine
 
     with python_calamine.load_workbook(str(path)) as book:
@@ -171,7 +171,7 @@ def _read_workbook(path: Path) -> DocumentText:
 
 
 def _plain(cell: Any) -> str | int | float:
-    """A cell as JSON can hold it: a date is 2024-02-29, a number has Excel's 15 digits."""
+    """A cell as a JSON value: a date becomes 2024-02-29, a number keeps Excel's 15 digits."""
     if isinstance(cell, float):
         return int(cell) if cell.is_integer() else float(f"{cell:.15g}")
     return cell if isinstance(cell, int) else str(cell)
@@ -185,7 +185,7 @@ def _read_eml(path: Path) -> DocumentText:
     message = email.message_from_bytes(path.read_bytes(), policy=policy.default)
     body = message.get_body(("plain", "html"))
     if body is None or not message.keys():
-        raise ValueError("it is no e-mail message with a text, or its text is encrypted")
+        raise ValueError("it is not an e-mail message with text, or its text is encrypted")
     text = body.get_content()
     if body.get_content_type() == "text/html":
         text = _html(text).text

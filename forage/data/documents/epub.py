@@ -1,7 +1,7 @@
 """Reads the chapters of an EPUB: its spine of XHTML files, in a zip file.
 
-Well-kept readers of EPUB have copyleft licences; the format is zip, XML and HTML, for which the
-standard library and lxml suffice. ``document_formats.py`` calls this in a process with limits.
+The maintained libraries for EPUB have copyleft licences. The format is zip, XML and HTML, for which
+the standard library and lxml suffice. ``document_formats.py`` calls this in a process with limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lxml import html
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _BLOCKS = {*_HEADINGS, *("p", "div", "section", "li", "tr", "blockquote", "pre", "br", "dt", "dd")}
 _SPACES = re.compile(r"\s+")  # line breaks in the source mean nothing
-_BEGIN = "\ufdd0"  # stands before each heading; no text contains this code point
+_BEGIN = "\ufdd0"  # marks each heading; no text contains this code point
 
 
 def read_book(path: Path) -> tuple[str, list[tuple[str, str]]]:
@@ -49,7 +49,7 @@ def _chapters(package: ElementTree.Element, folder: str) -> list[str]:
 
 
 def _encrypted(book: ZipFile) -> set[str]:
-    """The names of encrypted files; most books encrypt nothing, or fonts only."""
+    """The names of encrypted files; most books encrypt nothing, or only fonts."""
     if "META-INF/encryption.xml" not in book.namelist():
         return set()
     tree = ElementTree.fromstring(book.read("META-INF/encryption.xml"))

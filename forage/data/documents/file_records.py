@@ -1,4 +1,4 @@
-"""Which documents an index was made of, so that an update reads only those that changed.
+"""Records the documents of an index, so that an update parses only those that changed.
 
 An index of documents keeps ``documents.json``: the options that made its passages, and each file's
 size, time and digest with the rows of its passages. A file with the same size and time, or the same
@@ -29,7 +29,7 @@ _SETTLED_NS = 2 * 10**9
 
 
 class FileRecord(Strict):
-    """A file when it was read. Its passages are ``num_passages`` rows from ``first_row`` on."""
+    """A file as it was read. Its passages are the ``num_passages`` rows from ``first_row`` on."""
 
     num_bytes: int
     mtime_ns: int
@@ -39,7 +39,7 @@ class FileRecord(Strict):
 
 
 class DocumentRecords(Strict):
-    """The content of ``documents.json``; files by their name in the folder."""
+    """The content of ``documents.json``; ``files`` is keyed by their names in the folder."""
 
     options: dict[str, Any]
     files: dict[str, FileRecord] = Field(default_factory=dict)
@@ -50,7 +50,7 @@ class DocumentRecords(Strict):
 
 
 def read_records(index: Path) -> DocumentRecords | None:
-    """The records of an index; None if it was not made of documents. Raises ``UserError``."""
+    """The records of an index; None if it was not built from documents. Raises ``UserError``."""
     path = index / RECORDS_FILE
     try:
         return DocumentRecords.model_validate_json(path.read_bytes())
@@ -84,7 +84,7 @@ class DocumentPassages:
         return old is not None and old.digest == digest
 
     def write(self, path: Path, documents: Iterable[OwnDocument], window: Window) -> None:
-        """Writes a corpus file; an unchanged document comes without text. Raises ``OSError``."""
+        """Writes a corpus file; unchanged documents have no text. Raises ``OSError``."""
         first_row = 0
         with written_whole(path) as out:
             for document in documents:

@@ -1,8 +1,8 @@
-"""Rows of .csv, .tsv and workbook files by the names of their columns, as spreadsheets save them.
+"""Reads rows of .csv, .tsv and workbook files, as spreadsheet programs save them.
 
 The first row names the columns. Separators (comma, semicolon, tab) and encodings (UTF-8, UTF-16,
-windows-1252) are recognised. ``table_rows.py`` makes documents of the rows, ``forage.data.forms``
-questions; neither knows how a spreadsheet is stored.
+windows-1252) are recognised. ``table_rows.py`` turns the rows into documents, ``forage.data.forms``
+into questions; neither knows how a spreadsheet is stored.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def spreadsheet_rows(path: Path) -> Rows:
 
 
 def read_sheets(path: Path, process: DocumentProcess) -> Iterator[tuple[str, Rows]]:
-    """The name and the rows of each sheet that is not empty; a .csv file has one, without a name.
+    """The name and the rows of each sheet that is not empty; a .csv file is one without a name.
 
-    In a workbook, rows are numbered from 1 below their columns, and blank rows do not count.
+    In a workbook, rows are numbered from 1 below the column names; blank rows do not count.
     """
     if not path.name.lower().endswith(WORKBOOKS):
         yield "", _csv_rows(path)
@@ -83,7 +83,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
         if len(line) == _MAX_CELL_CHARS:
             raise UserError(f"{path}: a line of more than {_MAX_CELL_CHARS:,} characters")
         if "\0" in line:
-            raise UserError(f"{path} contains null characters, so it is no table; save it as UTF-8")
+            raise UserError(f"{path} contains null characters, so it is not a table; save as UTF-8")
         if not line.isascii() and _NOT_UTF8.search(line):
             if not is_named:
                 logger.warning("%s is not UTF-8; read as windows-1252", path)
@@ -93,7 +93,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """The separator that gives all of the first rows as many cells, or else the most columns."""
+    """The separator with the same number of cells in all first rows, otherwise the most columns."""
 
     def fit(separator: str) -> tuple[bool, int]:
         widths = [len(cells) for cells in csv.reader(lines, delimiter=separator) if cells]
@@ -120,7 +120,7 @@ def _named(rows: Iterable[tuple[str, Sequence[Any]]]) -> Rows:
 
 
 def _column_names(cells: Sequence[Any]) -> dict[str, None]:
-    """The names in the first row, made unique; a column without one is called by its number."""
+    """The names in the first row, made unique; a column without one gets its number as a name."""
     names: dict[str, None] = {}
     for number, cell in enumerate(cells, start=1):
         name = " ".join(str(cell).split())

@@ -44,7 +44,7 @@ class NamedColumns:
 
 
 UNNAMED = NamedColumns()
-"""The columns if the user names none."""
+"""The default columns, if the user names none."""
 
 
 def is_table(path: Path) -> bool:
@@ -60,9 +60,9 @@ def read_table(
 ) -> Iterator[OwnDocument]:
     """One document per row with text, numbered from 1 in each sheet; raises ``UserError``.
 
-    With a ``process``, which reads workbooks, the table is one of many, called ``name``; if the
-    user named no columns, the rows of a table without them become "column: value" lines, and a
-    broken row ends the table with a warning. Further sheets of a workbook become lines too.
+    With a ``process``, which reads workbooks, the table is one of many and is called ``name``. If
+    the user named no columns, the rows of a table without the default ones become "column: value"
+    lines, as do such further sheets of a workbook. A broken row ends the table with a warning.
     """
     is_strict, num_read = process is None or columns != UNNAMED, 0
     with DocumentProcess() if process is None else nullcontext(process) as reader:
@@ -92,7 +92,7 @@ def read_table(
 def _document(
     place: str, fields: Mapping[str, Any], row: Mapping[str, Any], columns: NamedColumns | None
 ) -> OwnDocument | None:
-    """The document of a row at ``place``; None if it has no text, lines if ``columns`` is None."""
+    """The document of a row, or None if the row has no text; ``columns`` None makes lines."""
     identity = "#".join(map(str, fields.values()))
     if columns is None:
         cells = {name: _written(value) for name, value in row.items()}

@@ -113,7 +113,7 @@ class Record:
         return tuple(str(value) for value in values)
 
     def _decomposition(self) -> Iterator[str]:
-        """Other data has other things under ``hops``, such as their number."""
+        """Yields the questions in ``hops``, where other datasets have, for example, a number."""
         for hop in as_list(self.row.get("hops")):
             if isinstance(hop, dict) and isinstance(hop.get("question"), str):
                 yield hop["question"]

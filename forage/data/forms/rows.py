@@ -41,7 +41,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _with_answers(cells: Mapping[str, Any]) -> Row:
-    """A row of a spreadsheet: answers are separated by ``|``; columns may begin with a capital."""
+    """Converts a spreadsheet row: ``|`` separates answers, and column names may be capitalised."""
     row: Row = {}
     for name, cell in cells.items():
         key = name.lower() if name.lower() in ("id", *_NEEDED) else name

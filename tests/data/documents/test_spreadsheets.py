@@ -78,7 +78,7 @@ def test_a_line_in_windows_1252_is_named_and_read(
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     """Read as windows-1252, any file is text: its bytes became the names of columns."""
     shutil.copy(FILES / "table.xls", tmp_path / "t.csv")
-    with pytest.raises(UserError, match="t.csv contains null characters, so it is no table"):
+    with pytest.raises(UserError, match="t.csv contains null characters, so it is not a table"):
         rows_of(tmp_path / "t.csv")
 
 
