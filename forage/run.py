@@ -157,7 +157,7 @@ class Run:
         return _on_a_loop(evaluate_model(config, questions_to_evaluate(config), destination))
 
     def ask(self, question: str) -> Episode:
-        """Plays one question greedily with ``model``; ``citations`` are what it rests on."""
+        """Plays one question greedily with ``model``, and cites passages in ``citations``."""
         from forage.evaluation.interactive import open_asking
 
         async def play() -> Episode:

@@ -352,10 +352,10 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A passage that an answer rests on, and where it is from, as far as its corpus says.
+    """A passage that an answer rests on, and its location, as far as the corpus states it.
 
-    ``has_answer`` is False if no passage contains the answer: then the passages of the last search
-    are cited.
+    ``has_answer`` is False if no passage contains the answer; the citations are then the passages
+    of the last search.
     """
 
     id: str
@@ -370,7 +370,7 @@ class Citation:
 
     @property
     def place(self) -> str:
-        """The file, page and section, or the URL, as a reader writes them; "" if unknown."""
+        """The file, page and section, or otherwise the URL, for display; "" if unknown."""
         page = "" if self.page is None else f"page {self.page}"
         if self.page is not None and self.last_page not in (None, self.page):
             page = f"pages {self.page} to {self.last_page}"
@@ -381,8 +381,8 @@ class Citation:
 class Episode:
     """One question played to its end. ``reward`` is None until it has been scored.
 
-    Only a user's question (``forage play``, ``forage.Run.ask``) gets ``citations``, after its end.
-    They are never recorded.
+    Only a user's question (``forage play``, ``forage.Run.ask``) gets ``citations``, after the
+    episode ends. They are never recorded.
     """
 
     question: Question

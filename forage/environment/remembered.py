@@ -89,12 +89,12 @@ def as_trained(config: RunConfig) -> RunConfig:
 
 
 def _warn_of_untaught_tags(config: RunConfig) -> None:
-    """An ordinary model that is only asked a question never searches, and scores zero."""
+    """Warns that an ordinary model, given only a question, never searches and scores zero."""
     environment = config.environment
     if environment.protocol != "tags" or Tag.ANSWER.opening in _text(environment.prompt):
         return
     LOG.warning(
-        "%s has no %s, so nothing says that it knows the tags of this protocol, and "
+        "%s has no %s, so it may never have learnt the tags of this protocol, and "
         "environment.prompt %s does not explain them. An ordinary model then neither searches nor "
         "answers: set environment.prompt=search-r1, or train a warm start with forage sft first",
         config.model.path,

@@ -1,6 +1,6 @@
-"""The passages that an answer rests on, for those who read it. No reward sees them.
+"""Cites the passages that an answer rests on, for its readers. No reward sees citations.
 
-``interactive.py`` plays an episode with a ``NotedSearch`` and cites from what that noted.
+``interactive.py`` plays an episode with a ``NotedSearch`` and cites the passages that it noted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class NotedSearch:
 
 
 def cite(episode: Episode, passages: Mapping[str, Passage]) -> tuple[Citation, ...]:
-    """The passages shown that contain the answer, or else those of the last search with any.
+    """Cites the passages shown that contain the answer, or those of the last search with any.
 
-    "Contain" is by the rule of exact match, whole words only. Without an answer there are none.
+    Text is compared as for exact match, in whole words. Without an answer there are no citations.
     """
     if episode.answer is None:
         return ()

@@ -30,7 +30,7 @@ class Ask(Protocol):
     """The function that ``open_asking`` yields."""
 
     async def __call__(self, text: str, hear: Hear | None = None) -> Episode:
-        """Plays one question greedily, and cites; raises ``UserError`` if it is too long."""
+        """Plays one question greedily, with citations; raises ``UserError`` if it is too long."""
         ...
 
 

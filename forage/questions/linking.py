@@ -1,8 +1,8 @@
 """Pairs of passages from different documents that share an entity.
 
 A passage that mentions another one's title leads to it; passages that name the same rare entity are
-neighbours. Each passage is read once, and an entity gives at most a few pairs, so the cost grows
-with the corpus and not with its square.
+neighbours. Each passage is read once, and an entity yields only a few pairs, so the cost grows
+linearly with the corpus.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from forage.questions.text_checks import names_in, without_instructions, words_o
 from forage.types import Passage
 
 _MAX_PASSAGES_OF_NAME = 12
-"""A name in more passages says too little about what they have in common; of the passages that
-mention a title, as many lead to it."""
+"""A name in more passages says too little about what they have in common. Also the maximum number
+of passages that lead to a title."""
 _MAX_TITLE_WORDS = 6
 _MIN_LETTERS = 3
 

@@ -108,8 +108,8 @@ class AccessRequest(Shape):
     """The body of ``POST /access``: the URLs of pages, sent whole unless ``max_chars`` is given.
 
     If it is, ``contents`` is characters ``chunk * max_chars`` to ``(chunk + 1) * max_chars``, and
-    the reply includes the page's number of chunks. Without ``chunk``, it is the first one, or in a
-    document the one with the passage that the URL names. (An extension of Search-R1's format.)
+    the reply includes the page's number of chunks. ``chunk`` defaults to the first one or, for a
+    document, to the one with the passage that the URL names. (An extension of Search-R1's format.)
     """
 
     urls: list[StrictStr]
@@ -131,7 +131,7 @@ class Page(Shape):
 
 
 class DocumentPage(Page):
-    """A document of the index; the passage that the URL names is characters ``start`` to ``end``.
+    """A document of the index; ``start`` and ``end`` delimit the passage that the URL names.
 
     Both are 0 if the URL names the whole document.
     """
@@ -237,14 +237,14 @@ def read_page(payload: bytes) -> PageText | None:
 
 
 def place_of(row: Mapping[str, Any]) -> dict[str, str | int]:
-    """The fields of a hit that say where its passage is from: file, pages, section and url."""
+    """The fields of a hit that locate its passage: file, pages, section and url."""
     names = ("file", "page", "last_page", "section", "url")
     found = {name: row.get(name) for name in names}
     return {name: value for name, value in found.items() if isinstance(value, str | int) and value}
 
 
 def stated_place(passage: Passage) -> dict[str, str | int]:
-    """``place_of`` a passage, without a URL that the server only guessed from the title."""
+    """Like ``place_of``, without a URL that the server only guessed from the title."""
     place = place_of(passage.fields)
     if place.get("url") == WIKIPEDIA_PAGE.replace("{title}", _quoted(passage.title)):
         del place["url"]

@@ -51,7 +51,7 @@ _FAILURES = (Status.SEARCH_FAILED, Status.TOOL_FAILED, Status.ENGINE_FAILED)
 class ChatPartner:
     """The model that answers, and where it searches, as the page names them.
 
-    ``server``: the address of the search server, whose page shows documents ("": none).
+    ``server``: the address of the search server, whose page shows documents ("" if none).
     """
 
     model: str

@@ -54,7 +54,7 @@ def visible(text: str) -> str:
 
 
 def citations_heading(episode: Episode) -> str:
-    """What the citations of an episode, which has some, have to do with its answer."""
+    """The heading of an episode's citations, of which there must be at least one."""
     if episode.citations[0].has_answer:
         return "The answer is in"
     return "No passage contains the answer; the last search showed"

@@ -141,7 +141,7 @@ class SearchClient:
     ) -> PageReply:
         """The page behind ``url``, or part ``chunk`` of it in parts of ``max_chars`` characters.
 
-        If ``chunk`` is None, it is the part with the passage that ``url`` names. Like a search,
+        If ``chunk`` is None, returns the part with the passage that ``url`` names. Like a search,
         returns a typed failure within ``deadline_s`` and never raises.
         """
         if self._is_closed:
@@ -157,7 +157,7 @@ class SearchClient:
             return PageReply(failure=FailureKind.CLOSED, detail="the client was closed")
 
     async def opens_pages(self) -> bool:
-        """Whether the server has pages or documents; assumed if it does not answer."""
+        """Whether the server has pages or documents; True if it does not answer."""
         return (await self.open_page("")).failure is not FailureKind.REFUSED
 
     async def _open_page(self, url: str, chunk: int | None, max_chars: int | None) -> PageReply:

@@ -29,7 +29,7 @@ _PART_CHARS = 8000
 
 
 def _if_known(description: str) -> Any:
-    """A field that a passage without it does not have."""
+    """A field that is left out if the passage does not have it."""
     return Field(default=None, description=description, exclude_if=lambda value: value is None)
 
 
@@ -40,7 +40,7 @@ class FoundPassage(BaseModel):
     title: str
     text: str
     score: float = Field(description="Higher is better; comparable within one reply only.")
-    file: str | int | None = _if_known("The document that it is part of.")
+    file: str | int | None = _if_known("The document that contains the passage.")
     page: str | int | None = _if_known("The page of the document on which it begins.")
     last_page: str | int | None = _if_known("The page on which it ends.")
     section: str | int | None = _if_known("The heading above it.")
@@ -80,8 +80,8 @@ async def serve_mcp(settings: SearchConfig, port: int | None) -> None:
 def make_mcp_server(client: SearchClient, has_pages: bool = True) -> MCPServer:
     """The server with its tools; the caller closes ``client``.
 
-    Without pages there is no ``open_page``. With them, the URL that the search server makes from a
-    title is an address, and otherwise only a guess, which is left out.
+    Without pages there is no ``open_page``, and a URL that the search server made from a title is
+    only a guess, which is left out. With pages, such a URL can be opened.
     """
     server = MCPServer("forage", version=__version__, log_level="WARNING")
 
@@ -106,7 +106,7 @@ def make_mcp_server(client: SearchClient, has_pages: bool = True) -> MCPServer:
     async def open_page(address: str, part: int | None = None) -> PagePart:
         """Opens the page at a url, or the document of a passage's id, one part at a time.
 
-        Without a part, it is the first one, or for a passage's id the one with the passage.
+        Without ``part``, opens the first one or, for a passage's id, the one with the passage.
         """
         chunk = part if part is None else part - 1
         is_possible = chunk is None or chunk >= 0

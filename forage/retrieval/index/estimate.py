@@ -222,7 +222,7 @@ def estimate_bm25(look: CorpusLook, language: str = PLAIN) -> Estimate:
     num_pairs = sum(len(set(each.words(text))) for each in analyzers for text in texts)
     scale = look.num_passages / len(look.sample)
     index = round(8 * num_pairs * scale)
-    # Searches read neither the counts (a byte per pair) nor the lengths, which updates need.
+    # Only updates read the counts (a byte per pair) and the lengths; searches do not.
     kept = index // 8 + look.num_passages * 4
     corpus = look.num_bytes + look.num_passages * _STORE_BYTES
     # During scoring, each pair is held as term and count, and as row and score.

@@ -162,7 +162,7 @@ def build_backend(
 
 
 def update_index(corpus: Path, out: Path, notes: Mapping[str, str] | None = None) -> Changes:
-    """Makes the index in ``out`` that of ``corpus``, reusing the counts of unchanged passages.
+    """Updates the index in ``out`` to ``corpus``, reusing the counts of unchanged passages.
 
     Raises ``UserError``, also for an index of vectors; the old index then stays.
     """

@@ -1,7 +1,7 @@
-"""Chooses BM25's k1 and b for an index on questions, and writes the choice into the index.
+"""Uses questions to choose BM25's k1 and b for an index, and writes them into the index.
 
 The index keeps its counts, so other parameters need new scores but no new build. Half of the
-questions choose; the other half report what the choice gains. ``forage index --tune`` prints both.
+questions determine the choice; the rest measure its gain. ``forage index --tune`` prints both.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tuning:
 
     @property
     def chosen(self) -> _Pair:
-        """The pair with the highest recall; of equal ones the one closest to the old pair."""
+        """The pair with the highest recall; if several tie, the one closest to the old pair."""
         means = self.recalls[:, : self.num_choosing].mean(axis=1)
         best = [pair for pair, mean in zip(self.pairs, means, strict=True) if mean == means.max()]
         return min(best, key=lambda pair: sum(abs(np.subtract(pair, self.before))))
@@ -64,7 +64,7 @@ class Tuning:
 def tune_index(directory: Path, questions: Sequence[Question], topk: int) -> Tuning:
     """Measures the recall in the ``topk`` best passages for each pair of ``K1S`` and ``BS``.
 
-    Recall is the share of a question's gold passages, or if the index has none of them, whether a
+    Recall is the share of a question's gold passages or, if the index has none of them, whether a
     passage contains an answer. Questions with neither are left out. Raises ``UserError`` for an
     index without counts, and if too few questions are left.
     """
@@ -105,7 +105,7 @@ class _Judge:
         self._holds: dict[int, bool] = {}
 
     def recall(self, rows: Sequence[int]) -> float:
-        """The share of the gold passages among ``rows``; without any, 1 if one has an answer."""
+        """The share of gold passages among ``rows``; without gold, 1 if a row has an answer."""
         if self.gold:
             return len(self.gold.intersection(rows)) / len(self.gold)
         return float(any(map(self._holds_answer, rows)))
@@ -118,7 +118,7 @@ class _Judge:
 
 
 def write_parameters(directory: Path, k1: float, b: float) -> None:
-    """Gives an index other parameters, as if it had been built with them."""
+    """Changes the parameters of an index, as if it had been built with them."""
     directory = directory.resolve()
     with open_index(directory) as index:
         manifest = index.manifest
@@ -141,7 +141,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _link(path: Path, new: Path) -> None:
-    """A second name for a file that never changes, or a copy where the disk has no links."""
+    """Hard-links a file that never changes, or copies it if the disk does not support links."""
     with suppress(OSError):
         os.link(path, new)
         return

@@ -1,7 +1,7 @@
 """The documents that an index was built from, for ``/access``: each is joined from its passages.
 
-Nothing is read from the disk except the index. So a document can be opened on any machine that
-serves the index, as it was when it was indexed, and no address leads to another file.
+Only the index is read from the disk, so any machine that serves the index can open a document as
+it was when it was indexed, and no address leads to another file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _NUM_KEPT = 4
 
 
 def open_documents(index: Path) -> IndexedDocuments | None:
-    """Opens the documents of an index, None if it was built from something else.
+    """Opens the documents of an index; None if it was built from something else.
 
-    Its first passage shows this. Raises ``UserError``.
+    The first passage shows which it is. Raises ``UserError``.
     """
     store = open_corpus(index)
     fields = store.passage(0).fields
@@ -48,10 +48,10 @@ class FollowedDocuments:
         """``documents``: those of ``index`` as it is now; ``close`` closes them."""
         self._index, self._documents = index, documents
         self._built = _built(index)
-        self._lock = Lock()  # a replaced index is closed, which no reader may see
+        self._lock = Lock()  # a replaced index is closed, but not while it is read
 
     def pages(self, urls: Sequence[str]) -> list[Page | None]:
-        """As ``IndexedDocuments.pages``, in the index that is now in the directory."""
+        """Like ``IndexedDocuments.pages``, for the index that is now in the directory."""
         with self._lock:
             built = _built(self._index)
             if built != self._built and (documents := open_documents(self._index)):
@@ -80,7 +80,7 @@ class _Document:
 class IndexedDocuments:
     """Opens a document by the id of one of its passages, or by its file (``guide.pdf#page=3``).
 
-    A row of a table is a document, which only its id opens.
+    A row of a table is a document that can be opened only by its id.
     """
 
     def __init__(self, store: CorpusStore, files: OpenFiles) -> None:
@@ -89,9 +89,9 @@ class IndexedDocuments:
         self._document = lru_cache(_NUM_KEPT)(self._join)
 
     def pages(self, urls: Sequence[str]) -> list[Page | None]:
-        """The document at each address, None if the index has none; raises ``SourceError``.
+        """The document at each address, or None if the index has none; raises ``SourceError``.
 
-        It fails if a file was truncated: reading on would end the process.
+        It fails if a file was truncated, because reading it would end the process.
         """
         try:
             self._files.check()
@@ -117,7 +117,7 @@ class IndexedDocuments:
         return DocumentPage(url=name, contents=document.text, start=start, end=end)
 
     def _name(self, passage: Passage) -> str:
-        """``guide.md`` for the passage ``guide.md#3``; its id for one that is a whole row."""
+        """``guide.md`` for the passage ``guide.md#3``; the passage's id if it is a whole row."""
         piece = _PIECE.fullmatch(passage.id)
         first = self._store.by_id(f"{piece[1]}#1") if piece else None
         return piece[1] if piece and first and _is_of_same(first, passage) else passage.id

@@ -60,8 +60,8 @@ def read_pages(pages: Pages, request: AccessRequest) -> AccessReply:
 def cut_page(page: Page, chunk: int | None, max_chars: int) -> PageChunk:
     """Part ``chunk`` of ``page`` in parts of ``max_chars`` characters, which join to the whole.
 
-    ``abcde`` in parts of 2 is ``ab``, ``cd``, ``e``; an empty page has one empty part. None is the
-    part with the middle of the passage that was named, or the first.
+    ``abcde`` in parts of 2 is ``ab``, ``cd``, ``e``; an empty page has one empty part. If ``chunk``
+    is None, it is the part with the middle of the named passage, or the first part.
     """
     if chunk is None:
         named = (page.start + page.end) // 2 if isinstance(page, DocumentPage) else 0

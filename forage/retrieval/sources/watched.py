@@ -1,8 +1,8 @@
 """Serves an index that follows its documents: ``forage serve INDEX --watch DOCS``.
 
-A thread looks at the documents every few seconds. Once they have changed and then stayed the same
-for one look, ``forage index --update`` runs in a process, and the new index replaces the old one.
-A search that runs keeps the index that it began with. If an update fails, the old index stays.
+A thread checks the documents every few seconds. Once they have changed and then stayed the same
+until the next check, it runs ``forage index --update`` in a process and serves the new index. A
+running search keeps the index that it began with. If an update fails, the old index stays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forage.types import Hit
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 2.0
-# Looking takes at most this share of the time, however many files there are.
+# The maximum share of the time that checks take, however many files there are.
 _LOOK_SHARE = 0.05
 
 
@@ -104,7 +104,7 @@ class Watched:
                 raise UserError(said.strip() or f"status {self._process.returncode}")
             index = self._reopen()
         except UserError as error:
-            text = "the index was not updated from %s and stays as it was: %s"
+            text = "could not update the index from %s; the old one stays in service: %s"
             logger.warning(text, self._documents, error)
             return
         old = self._index

@@ -86,7 +86,7 @@ class BM25:
         self._columns = columns(rows, values, starts, maxima, self._num_rows)
 
     def with_scores(self, scores: np.ndarray, maxima: np.ndarray) -> BM25:
-        """The same index with other scores of its pairs, and the maxima of its columns."""
+        """The same index with other scores for its pairs; ``maxima`` are those of its columns."""
         other = copy(self)
         rows, starts = self._pairs
         other._columns = type(self._columns)(rows, scores, starts, maxima, self._num_rows)

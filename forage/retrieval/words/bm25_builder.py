@@ -49,7 +49,7 @@ class BM25Builder:
         """``k1``, ``b``: the formula's parameters; raises ``UserError`` if they are out of range.
 
         For the language ``auto``, texts are held back until there are enough to detect it.
-        ``numbers``: the terms of an older index, which new terms are added to.
+        ``numbers``: the terms of an older index, to which new terms are added.
         """
         if not 0 <= k1 <= MAX_K1:
             raise UserError(f"k1 is {k1}; it must be between 0 and {MAX_K1} (0.9 is common)")
@@ -132,7 +132,7 @@ class BM25Builder:
     def write_terms(self, directory: Path, num_texts: int, known: str = "{}") -> None:
         """Writes the number of each term, and the parameters, as bm25s does.
 
-        ``known``: the JSON of the terms of the older index, which new terms are appended to.
+        ``known``: the JSON of the terms of the older index, to which new terms are appended.
         """
         new = dict(islice(self.numbers.items(), self._num_known, None))
         comma = ", " if new and self._num_known else ""

@@ -2,7 +2,7 @@
 
 The new index is written next to the old one and replaces it as a whole, like a build. Its rows are
 in the order of the new corpus and its scores are computed from the counts of all passages, so its
-results equal those of a new build in every bit, ties included. Terms that no longer occur keep an
+results are bit-identical to those of a new build, ties included. Terms that no longer occur keep an
 empty column. ``counted_columns`` merges; ``bm25_index`` builds.
 """
 
@@ -49,7 +49,7 @@ class _UnchangedError(Exception):
 
 @dataclass(slots=True)
 class _Moves:
-    """Where rows went: ``new_rows_N`` int64 of each old row (-1: removed), and the added rows."""
+    """The new row of each old one, ``new_rows_N`` int64 (-1: removed), and the added rows."""
 
     new_rows_N: np.ndarray
     added: list[int] = field(default_factory=list)
@@ -67,15 +67,15 @@ class _Moves:
 def update_bm25(
     corpus: Path, out: Path, manifest: BM25Manifest, notes: Mapping[str, str] | None = None
 ) -> Changes:
-    """Makes ``out`` the index of ``corpus``, and leaves it untouched if nothing changed.
+    """Updates the index in ``out`` to ``corpus``, and leaves it untouched if nothing changed.
 
-    It keeps k1, b and the language. ``notes``: small files to keep in it. Raises ``UserError``
-    for an invalid corpus line, and for an index without counts or with stems of another version;
+    k1, b and the language stay. ``notes``: small files to keep in the index. Raises ``UserError``
+    for an invalid corpus line, and for an index without counts or with another version's stems;
     the old index then stays.
     """
     if manifest.analyzer != AnalyzerSpec.of(manifest.analyzer.language):
         raise UserError(
-            f"{out} was built with other stems or stop words than this version has; build it again"
+            f"{out} was built with other stems or stop words than this version uses; build it again"
         )
     columns = CountedColumns.open(out)
     words = (out / bm25.WORDS_FILE).read_text(encoding="utf-8")

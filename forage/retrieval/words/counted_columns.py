@@ -2,7 +2,7 @@
 
 The scores of an index follow from its counts, so an index keeps both. ``bm25_builder`` collects
 counts; ``bm25_update`` merges those of changed passages into the columns of an older index, and
-``bm25_tuning`` scores the same columns with other parameters. ``bm25_index`` has the formula.
+``index.tuning`` scores the same columns with other parameters. ``bm25_index`` has the formula.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ read. It searches for the question or its key words first, and for the other of 
 search finds nothing. If the simpler questions that lead to the answer are known, it searches for
 each of them in order. A poor reader guesses without a search, or searches for a single word.
 
-Some answers are in no text: yes, no, and that there is nothing to be found. They are given after
-all searches.
+Some answers are in no text: yes, no, and that nothing was found. The reader gives them after all
+searches.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class ReadingPlan:
     queries: tuple[str, ...]
     guess: str = ""
     num_needed: int = 0
-    """The number of searches without which it does not answer."""
+    """The minimum number of searches before it answers."""
     conclusion: str = ""
-    """The answer if no search shows one; if there is none, the episode is dropped."""
+    """The answer if no search shows one; if it is empty, the episode is dropped."""
 
 
 def plan_reading(

@@ -96,7 +96,7 @@ def test_a_failed_update_leaves_the_old_index_in_service(tmp_path: Path):
     assert main(["index", "--corpus", str(corpus), "--out", str(index)]) == 0
     with server(index, corpus, log):
         corpus.write_text('{"id": "a", "contents": "dog"}\nnonsense\n')
-        wait_for(log, r"(stays as it was: .*c\.jsonl:2: not valid JSON)")
+        wait_for(log, r"(stays in service: .*c\.jsonl:2: not valid JSON)")
         corpus.write_text('{"id": "a", "contents": "dog"}\n{"id": "b", "contents": "cat"}\n')
         wait_for(log, "(now serving 2 passages, instead of 1)")
 

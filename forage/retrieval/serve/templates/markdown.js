@@ -1,6 +1,6 @@
 "use strict";
-// Shows the common part of Markdown as elements. A passage is a stranger's text: it only ever
-// becomes text, so it has no markup, script or image of its own, and links lead to web pages alone.
+// Renders common Markdown as elements. A passage is untrusted: it only ever becomes text, so it
+// cannot add markup, scripts or images, and its links lead only to web pages.
 
 function element(name, className, text) {
   const made = document.createElement(name);
@@ -9,7 +9,7 @@ function element(name, className, text) {
   return made;
 }
 
-// The lengths are limited so that a mark without its partner costs little.
+// Lengths are limited so that an opening mark without a closing one costs little.
 const INLINE = new RegExp([
   /(?<tick>`{1,8})(?<code>[^`](?:.{0,1000}?[^`])?)\k<tick>(?!`)/,
   /(?<image>!?)\[(?<label>[^\][]{0,400})\]\((?<target>[^()\s]{0,1000})(?:\s[^()]{0,200})?\)/,
@@ -25,7 +25,7 @@ function fill(parent, nodes) {
   return parent;
 }
 
-// Fills an element with one paragraph; leaf(text) makes the nodes of bare text.
+// Fills an element with one paragraph; leaf(text) makes the nodes of plain text.
 function inline(parent, text, leaf) {
   let end = 0;
   for (const match of text.matchAll(INLINE)) {

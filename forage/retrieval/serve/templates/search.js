@@ -19,7 +19,7 @@ function marked(text, query, file) {
   return fill(element("p", "text", ""), leaf(text));
 }
 
-// Where a passage is from, as a link that shows its document as it was indexed.
+// The location of a passage, as a link that shows its document as it was indexed.
 function placeElement({ id, file, page, last_page, section }) {
   const place = element("p", "place", "");
   const link = element("a", "", file);
@@ -53,7 +53,7 @@ function hitElement(hit, rank, best, query) {
 
 let latest = 0;
 
-// The result of a request; undefined if it failed, which the page then says, or if it was overtaken.
+// The result of a request; undefined if it failed (the page says so) or a newer one replaced it.
 async function resultOf(path, body) {
   const turn = ++latest;
   const headers = {"Content-Type": "application/json"};
