@@ -41,7 +41,7 @@ _SPLITS = ("train", "test")
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """The arguments of ``forage agent``; None means a measured value."""
+    """The arguments of ``forage agent``; None means a measured value or the default."""
 
     documents: Path
     model: str

@@ -78,7 +78,7 @@ def corpus_of(
     try:
         try:
             may_rename = path.is_dir() and not args.id_column
-            documents = _unlike(_documents(path, args, passages.is_unchanged), may_rename)
+            documents = _with_unique_ids(_documents(path, args, passages.is_unchanged), may_rename)
             passages.write(passages_file, documents, window)
         except OSError as error:
             raise UserError(f"cannot write {passages_file}: {error.strerror}") from error
@@ -156,7 +156,7 @@ def _documents(
     return read_documents(path, columns, is_unchanged)
 
 
-def _unlike(documents: Iterator[OwnDocument], may_rename: bool) -> Iterator[OwnDocument]:
+def _with_unique_ids(documents: Iterator[OwnDocument], may_rename: bool) -> Iterator[OwnDocument]:
     """Makes ids unique: a row whose id is taken gets its position as its id, or is refused."""
     seen: set[str] = set()
     for document in documents:

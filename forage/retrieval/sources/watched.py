@@ -96,12 +96,12 @@ class Watched:
         )
         if self._is_closed.is_set():
             self._process.kill()
-        _, said = self._process.communicate()
+        _, stderr = self._process.communicate()
         if self._is_closed.is_set():
             return
         try:
             if self._process.returncode:
-                raise UserError(said.strip() or f"status {self._process.returncode}")
+                raise UserError(stderr.strip() or f"status {self._process.returncode}")
             index = self._reopen()
         except UserError as error:
             text = "could not update the index from %s; the old one stays in service: %s"

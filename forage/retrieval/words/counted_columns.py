@@ -29,7 +29,7 @@ class CountedColumns:
     """Column t is ``starts[t]:starts[t + 1]`` of the pairs ``rows_P`` int32 and ``counts_P``.
 
     ``counts_P`` is uint8, or uint32 if a count does not fit. ``lengths_N`` int32: the number of
-    terms that count in each row.
+    terms counted in each row.
     """
 
     starts: np.ndarray
