@@ -89,13 +89,13 @@ def corpus_of(
 
 def _is_corpus(path: Path, has_columns: bool) -> bool:
     """Whether ``path`` already contains passages as JSON lines (or is missing, or is a pipe)."""
-    from forage.data.documents.document_files import is_document
+    from forage.data.documents.document_files import documents_under
     from forage.data.documents.document_formats import READERS
     from forage.data.documents.table_rows import is_table
 
     if path.is_dir():
         lines = {file for file in path.iterdir() if file.name.endswith((".jsonl", ".jsonl.gz"))}
-        others = (file for file in path.rglob("*") if is_document(file, path))
+        others = documents_under(path)
         own = (file for file in others if file not in lines and file.stem.lower() not in _ABOUT)
         return bool(lines) and not has_columns and next(own, None) is None
     name = path.name.lower()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
 from forage.disk.whole_writes import written_whole
@@ -97,7 +98,7 @@ def passage_line(passage: Passage) -> bytes:
             "a corpus cannot represent; put the title on one line"
         )
     row = {"id": passage.id, "contents": passage.contents, **passage.fields}
-    return json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n"
+    return replace_surrogates(json.dumps(row, ensure_ascii=False)).encode("utf-8") + b"\n"
 
 
 def corpus_files(path: Path) -> list[Path]:
@@ -253,6 +254,11 @@ def _what_is_wrong(row: dict[str, Any], key: str, needed: str) -> str:
     if key not in row:
         return f'"{key}" is missing (the line has {", ".join(sorted(row)) or "no keys"})'
     return f'"{key}" is {str(row[key])[:40]!r}; {needed} is needed'
+
+
+def name_as_text(path: PurePath) -> str:
+    """A file's name as UTF-8: other bytes become escapes, so that two names never become one."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def replace_surrogates(text: str) -> str:

@@ -1,5 +1,6 @@
 """``forage index --update`` of documents, tables and corpora, compared with a new build."""
 
+import errno
 import json
 import os
 import re
@@ -185,3 +186,74 @@ def test_an_index_of_vectors_or_none_is_refused(tmp_path: Path, capsys: pytest.C
     assert index(corpus, tmp_path / "v", "--update") == 2
     said = re.sub(r"\s+", " ", capsys.readouterr().err)
     assert "is an index of vectors, which cannot be updated; build it again" in said
+
+
+def test_an_index_inside_its_documents_is_none_of_them(tmp_path: Path):
+    docs = tmp_path / "docs"
+    write_documents(docs, 3)
+    out = docs / "search" / "index"
+    assert index(docs, out, "--language", "en") == 0
+    (docs / "new.txt").write_text("one new yak")
+    assert index(docs, out, "--update") == 0
+    with open_index(out) as opened:
+        assert {passage.fields["file"] for passage in opened.store} == {
+            *(f"notes/n00{number}.md" for number in range(3)),
+            *("new.txt", "report.pdf", "expenses.docx"),
+        }
+
+
+def test_lines_with_an_index_next_to_them_stay_a_corpus(tmp_path: Path):
+    corpus = tmp_path / "texts"
+    write_corpus(corpus / "a.jsonl", [Passage("p1", "Rome", "Rome lies on the Tiber.")])
+    assert index(corpus, corpus / "index", "--language", "en") == 0
+    write_corpus(corpus / "b.jsonl", [Passage("p2", "Paris", "Paris lies on the Seine.")])
+    assert index(corpus, corpus / "index", "--update") == 0
+    with open_index(corpus / "index") as opened:
+        assert ids(opened) == ["p1", "p2"]
+
+
+def test_a_file_that_cannot_be_opened_is_skipped_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "a.txt").write_text("readable words")
+    (docs / "b.txt").write_text("words of someone else")
+    open_file = Path.open
+
+    def refuse(self: Path, *args: Any, **options: Any) -> Any:
+        if self.name == "b.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return open_file(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert index(docs, tmp_path / "index", "--language", "en") == 0
+    assert "b.txt: Permission denied" in " ".join(capsys.readouterr().err.split())
+    with open_index(tmp_path / "index") as opened:
+        assert ids(opened) == ["a.txt#1"]
+
+
+def test_names_that_are_not_utf8_stay_different(tmp_path: Path):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for name in (b"caf\xe9.txt", b"caf\xe8.txt"):  # as a zip file from Windows may leave them
+        (docs / os.fsdecode(name)).write_text("coffee house")
+    (docs / os.fsdecode(b"\xfc.csv")).write_text("text\ntea house\n")
+    expected = [r"caf\xe8.txt#1", r"caf\xe9.txt#1", r"\xfc.csv#1"]
+    for option in ("--overwrite", "--update"):
+        assert index(docs, tmp_path / "index", option) == 0
+        with open_index(tmp_path / "index") as opened:
+            assert ids(opened) == expected
+    table = next(docs.glob("*.csv"))
+    assert index(table, tmp_path / "table") == 0
+    with open_index(tmp_path / "table") as opened:
+        assert ids(opened) == [r"\xfc.csv#1"]
+
+
+def test_half_characters_in_a_row_are_replaced(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"id": "a\ud800", "text": "some words", "about": "\udfff"}) + "\n")
+    assert index(rows, tmp_path / "index", "--text-column", "text") == 0
+    with open_index(tmp_path / "index") as opened:
+        passage = opened.store.passage(0)
+        assert (passage.id, passage.fields["about"]) == ("a\ufffd", "\ufffd")

@@ -9,10 +9,12 @@ or is a link out of the folder is logged and skipped. ``document_formats.py`` re
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from forage.data.corpus import without_links_out
+from forage.data.corpus import name_as_text, without_links_out
+from forage.data.corpus_store import OFFSETS_FILE
 from forage.data.documents.document_formats import READERS
 from forage.data.documents.document_process import DocumentProcess
 from forage.data.documents.splitting import OwnDocument
@@ -39,7 +41,7 @@ def read_documents(
     num_read, num_left_out = 0, 0
     with DocumentProcess() as process:
         for file in files:
-            name = file.relative_to(base).as_posix()
+            name = name_as_text(file.relative_to(base))
             try:
                 if is_table(file):
                     yield from read_table(file, columns, name, process)
@@ -62,17 +64,26 @@ def document_files(path: Path) -> list[Path]:
     """The documents and tables at ``path``, in order of name; raises ``UserError`` if none."""
     if not path.is_dir():
         return [path]
-    files = without_links_out(
-        path,
-        (file for file in path.rglob("*") if is_document(file, path)),
-    )
+    files = without_links_out(path, documents_under(path))
     if not files:
         kinds = ", ".join(dict.fromkeys((*READERS, *TABLES)))
         raise UserError(f"{path} contains no documents; supported files: {kinds}")
     return files
 
 
-def is_document(file: Path, folder: Path) -> bool:
+def documents_under(folder: Path) -> Iterator[Path]:
+    """The documents and tables in a folder and its subfolders, except those of an index.
+
+    A subfolder that disappears is left out.
+    """
+    for place, folders, names in os.walk(folder):
+        # An index contains its corpus, which would be indexed again.
+        folders[:] = [name for name in folders if not Path(place, name, OFFSETS_FILE).exists()]
+        files = (Path(place, name) for name in names)
+        yield from (file for file in files if _is_document(file, folder))
+
+
+def _is_document(file: Path, folder: Path) -> bool:
     """Whether a file in a folder is a document or a table, and not hidden."""
     # Office writes ~$report.docx while report.docx is open.
     is_hidden = any(part.startswith((".", "~$")) for part in file.relative_to(folder).parts)

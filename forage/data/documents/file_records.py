@@ -70,18 +70,16 @@ class DocumentPassages:
         self._store = CorpusStore(index) if self._old and index is not None else None
 
     def is_unchanged(self, file: Path, name: str) -> bool:
-        """Whether the older index has this content; records the file, before it is read."""
-        status, old = file.stat(), self._old.get(name)
-        is_settled = time.time_ns() - status.st_mtime_ns > _SETTLED_NS
-        mtime_ns = status.st_mtime_ns if is_settled else 0
-        if old and is_settled and (old.num_bytes, old.mtime_ns) == (status.st_size, mtime_ns):
-            digest = old.digest
-        else:
-            with file.open("rb") as opened:
-                digest = file_digest(opened, "sha256").hexdigest()
-        record = FileRecord(num_bytes=status.st_size, mtime_ns=mtime_ns, digest=digest)
-        self.records.files[name] = record
-        return old is not None and old.digest == digest
+        """Whether the older index has this content; records the file, before it is read.
+
+        Raises ``ValueError`` if it cannot be read.
+        """
+        old = self._old.get(name)
+        try:
+            record = self.records.files[name] = _record(file, old)
+        except OSError as error:
+            raise ValueError(error.strerror) from error
+        return old is not None and old.digest == record.digest
 
     def write(self, path: Path, documents: Iterable[OwnDocument], window: Window) -> None:
         """Writes a corpus file; unchanged documents have no text. Raises ``OSError``."""
@@ -104,3 +102,15 @@ class DocumentPassages:
                 first_row += num_passages
         if self._store is not None:
             self._store.close()
+
+
+def _record(file: Path, old: FileRecord | None) -> FileRecord:
+    status = file.stat()
+    is_settled = time.time_ns() - status.st_mtime_ns > _SETTLED_NS
+    mtime_ns = status.st_mtime_ns if is_settled else 0
+    if old and is_settled and (old.num_bytes, old.mtime_ns) == (status.st_size, mtime_ns):
+        digest = old.digest
+    else:
+        with file.open("rb") as opened:
+            digest = file_digest(opened, "sha256").hexdigest()
+    return FileRecord(num_bytes=status.st_size, mtime_ns=mtime_ns, digest=digest)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from forage.data.corpus import file_lines, parse_contents, parse_object
+from forage.data.corpus import file_lines, name_as_text, parse_contents, parse_object
 from forage.data.documents.document_process import DocumentProcess
 from forage.data.documents.splitting import OwnDocument
 from forage.data.documents.spreadsheets import SPREADSHEETS, Rows, read_sheets
@@ -76,7 +76,11 @@ def read_table(
                     if misfit and is_strict and not num_read:
                         raise misfit
                     section = {"section": sheet} if sheet else {}
-                    fields = {"file": name or path.name, **section, "row": number}
+                    fields = {
+                        "file": name or name_as_text(PurePath(path.name)),
+                        **section,
+                        "row": number,
+                    }
                     how = None if misfit else columns
                     if document := _document(place, fields, row, how):
                         num_read += 1
