@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from forage.data.documents.document_files import documents_under
 from forage.errors import UserError
 from forage.retrieval.index.index import Index
 from forage.types import Hit
@@ -91,19 +92,19 @@ class Watched:
         """Updates the index, and serves the new one if it changed."""
         paths = ["--corpus", str(self._documents.absolute()), "--out", str(self._directory)]
         program = [sys.executable, "-P", "-m", "forage", "index", *paths, "--update"]
-        self._process = subprocess.Popen(
-            program, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        if self._is_closed.is_set():
-            self._process.kill()
-        _, stderr = self._process.communicate()
-        if self._is_closed.is_set():
-            return
         try:
+            self._process = subprocess.Popen(
+                program, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            if self._is_closed.is_set():
+                self._process.kill()
+            _, stderr = self._process.communicate()
+            if self._is_closed.is_set():
+                return
             if self._process.returncode:
                 raise UserError(stderr.strip() or f"status {self._process.returncode}")
             index = self._reopen()
-        except UserError as error:
+        except (OSError, UserError) as error:  # the thread must outlive it, or nothing is watched
             text = "could not update the index from %s; the old one stays in service: %s"
             logger.warning(text, self._documents, error)
             return
@@ -118,12 +119,12 @@ class Watched:
 
 
 def _state_of(documents: Path) -> list[tuple[str, int, int]]:
-    """The name, size and time of each file; a file that disappears is left out."""
+    """The name, size and time of each document; one that disappears is left out."""
     return sorted(_states(documents))
 
 
 def _states(documents: Path) -> Iterator[tuple[str, int, int]]:
-    for path in (documents, *documents.rglob("*")):
+    for path in documents_under(documents) if documents.is_dir() else (documents,):
         try:
             status = path.stat()
         except OSError:

@@ -1,6 +1,7 @@
 """``forage serve --watch``: a real server under requests while its documents change."""
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -11,11 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from forage.commands.cli import main
+from forage.retrieval.index.index import open_index
+from forage.retrieval.sources.watched import Watched, _state_of
 
 
 def write_note(docs: Path, number: int, words: str) -> None:
@@ -112,3 +116,51 @@ def test_only_a_single_index_of_words_is_watched(
     assert "--watch updates a single index of words" in capsys.readouterr().err
     assert main(["serve", str(index), "--watch", os.devnull + "x", "--port", "0"]) == 2
     assert "cannot watch" in capsys.readouterr().err
+
+
+def test_only_documents_change_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An update writes next to the index, which may be inside the documents."""
+    write_note(tmp_path, 1, "Words.")
+    (tmp_path / "gone").mkdir()
+    assert main(["index", "--corpus", str(tmp_path), "--out", str(tmp_path / "index")]) == 0
+    before = _state_of(tmp_path)
+    assert [name for name, _, _ in before] == [str(tmp_path / "n0001.txt")]
+    (tmp_path / ".index.passages.jsonl").write_text("{}\n")
+    assert main(["index", "--corpus", str(tmp_path), "--out", str(tmp_path / "index2")]) == 0
+    scan = os.scandir
+
+    def vanishing(path: Any) -> Any:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert _state_of(tmp_path) == before
+
+
+def test_a_process_that_cannot_start_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    docs, out = tmp_path / "docs", tmp_path / "index"
+    docs.mkdir()
+    write_note(docs, 1, "Old words.")
+    assert main(["index", "--corpus", str(docs), "--out", str(out)]) == 0
+    start, refusals = subprocess.Popen, [OSError(errno.ENOMEM, "Cannot allocate memory")]
+
+    def refuse_once(*args: Any, **options: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return start(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse_once)
+    watched = Watched(out, docs, lambda: open_index(out), look_every_s=0.05)
+    try:
+        until = time.monotonic() + 30
+        while watched.num_passages < 2 and time.monotonic() < until:
+            if not refusals:
+                write_note(docs, 2, "New words.")
+            time.sleep(1)
+        assert watched.num_passages == 2
+    finally:
+        watched.close()
+    assert "Cannot allocate memory" in capsys.readouterr().err
