@@ -23,7 +23,7 @@ from forage.retrieval.wire import DocumentPage, Page
 from forage.types import Passage
 
 _PIECE = re.compile(r"(.*)#\d+", re.DOTALL)
-_PAGE = re.compile(r"page=(\d{1,9})")
+_FRAGMENT = re.compile(r"(.*)#(?:page=(\d{1,9})|[^#]*)", re.DOTALL)
 # Documents kept while an agent reads their parts.
 _NUM_KEPT = 4
 
@@ -105,20 +105,23 @@ class IndexedDocuments:
         self._files.close()
 
     def _page(self, address: str) -> DocumentPage | None:
-        file, _, fragment = address.partition("#")
-        found = self._store.by_id(address) or self._store.by_id(f"{file}#1")
+        fragment = _FRAGMENT.fullmatch(address)
+        names = (address, fragment[1]) if fragment else (address,)
+        firsts = (self._store.by_id(f"{name}#1") for name in names)
+        of_names = (first for first in firsts if first and not _is_row(first))
+        found = self._store.by_id(address) or next(of_names, None)
         if found is None or not isinstance(found.fields.get("file"), str):
             return None
         name = self._name(found)
         document = self._document(name)
-        page = _PAGE.fullmatch(fragment)
-        named = document.first_on_page.get(int(page[1])) if page else address
+        page = int(fragment[2]) if fragment and fragment[2] else None
+        named = address if page is None else document.first_on_page.get(page)
         start, end = document.passages.get(named or "", (0, 0))
         return DocumentPage(url=name, contents=document.text, start=start, end=end)
 
     def _name(self, passage: Passage) -> str:
         """``guide.md`` for the passage ``guide.md#3``; the passage's id if it is a whole row."""
-        piece = _PIECE.fullmatch(passage.id)
+        piece = None if _is_row(passage) else _PIECE.fullmatch(passage.id)
         first = self._store.by_id(f"{piece[1]}#1") if piece else None
         return piece[1] if piece and first and _is_of_same(first, passage) else passage.id
 
@@ -158,3 +161,10 @@ class IndexedDocuments:
 
 def _is_of_same(one: Passage, other: Passage) -> bool:
     return all(one.fields.get(key) == other.fields.get(key) for key in ("file", "row"))
+
+
+def _is_row(passage: Passage) -> bool:
+    """Whether the last number of an id is that of a table's row: ``t.csv#1`` is no part of it."""
+    fields = passage.fields
+    place = [str(fields[key]) for key in ("file", "section", "row") if key in fields]
+    return "row" in fields and passage.id == "#".join(place)

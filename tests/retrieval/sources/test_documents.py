@@ -196,3 +196,28 @@ class Counted:
     def by_id(self, identity: str) -> Passage | None:
         self.num_read += 1
         return self._store.by_id(identity)
+
+
+def test_a_table_opens_no_row_and_a_long_row_opens_by_its_address(tmp_path: Path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "t.csv").write_text("text\nRome lies.\n" + "Paris " * 30 + "\nVienna lies.\n")
+    with open_corpus(built(folder, tmp_path / "index", "--size", "20")) as store:
+        documents = IndexedDocuments(store, OpenFiles(()))
+        assert documents.pages(["t.csv", "t.csv#9"]) == [None, None]
+        assert the_page(documents, "t.csv#1").url == "t.csv#1"
+        long = the_page(documents, "t.csv#2#2").url
+        assert the_page(documents, long).contents == ("Paris " * 30).strip()
+
+
+def test_a_number_sign_in_a_name_is_part_of_it(tmp_path: Path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "C.md").write_text("The language of 1972.")
+    write_pdf(folder / "C#.pdf", ["It is from 2000.", "Generics came later."])
+    with open_corpus(built(folder, tmp_path / "index", "--size", "4", "--overlap", "0")) as store:
+        documents = IndexedDocuments(store, OpenFiles(()))
+        page = the_page(documents, "C#.pdf#page=2")
+        assert "Generics" in page.contents[page.start : page.end]
+        assert the_page(documents, "C#.pdf").url == the_page(documents, "C#.pdf#1").url == "C#.pdf"
+        assert the_page(documents, "C.md#top").contents == "The language of 1972."
