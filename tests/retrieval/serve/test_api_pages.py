@@ -136,6 +136,7 @@ def documents_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     own = write_folder(folder / "own")
     (own / "bad.md").write_text(HOSTILE)
     (own / "long.md").write_text("word " * 2000 + "\n\n## Deep\n\nhidden xyzzy\n\n" + "end " * 500)
+    (own / "smile.txt").write_text("\U0001f600 " * 300 + "zyxxy here " + "end " * 300)
     index = folder / "index"
     assert main(["index", "--corpus", str(own), "--out", str(index), "--language", "en"]) == 0
     pages = open_page_store(ServeSettings(sources=(str(index),)))
@@ -188,6 +189,10 @@ def test_a_hit_links_to_its_document_which_opens_at_the_passage(documents_url: s
     expect(here).to_be_in_viewport()
     assert page.evaluate("scrollY") > 300
     expect(page.locator(".hit h2").first).to_have_text("long.md")
+    page.goto(f"{documents_url}/?q=zyxxy&k=1")
+    words = page.locator(".hit .text").text_content()
+    page.locator(".hit .place").get_by_role("link").click()
+    expect(here).to_have_text(words or "none")  # characters, not UTF-16 units, are counted
     page.goto(f"{documents_url}/?q=revenue&k=1")
     expect(page.locator(".place")).to_have_text("report.pdf, pages 1 to 2")
     page.goto(f"{documents_url}/?document=../secret.txt")

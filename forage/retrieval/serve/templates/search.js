@@ -81,11 +81,12 @@ async function openDocument(address) {
   const page = await resultOf("access", {urls: [address]});
   if (page === null) say(`The index has no document ${address}`, true);
   if (!page) return;
+  const letters = Array.from(page.contents);  // the server counts an emoji as one
   const [start, end] = [page.start || 0, page.end || 0];
   const item = element("li", "hit", "");
   item.append(element("h2", "", page.url));
-  for (const [from, to] of [[0, start], [start, end], [end, page.contents.length]]) {
-    const part = marked(page.contents.slice(from, to), "", page.url);
+  for (const [from, to] of [[0, start], [start, end], [end, letters.length]]) {
+    const part = marked(letters.slice(from, to).join(""), "", page.url);
     part.classList.toggle("here", from === start && to === end);
     if (to > from) item.append(part);
   }
