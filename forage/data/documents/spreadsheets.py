@@ -42,7 +42,7 @@ def spreadsheet_rows(path: Path) -> Rows:
 def read_sheets(path: Path, process: DocumentProcess) -> Iterator[tuple[str, Rows]]:
     """The name and the rows of each sheet that is not empty; a .csv file is one without a name.
 
-    In a workbook, rows are numbered from 1 below the column names; blank rows do not count.
+    In a workbook, rows are numbered from 1 below their columns. Blank rows never count.
     """
     if not path.name.lower().endswith(WORKBOOKS):
         yield "", _csv_rows(path)
@@ -64,12 +64,14 @@ def _csv_rows(path: Path) -> Rows:
             how = ("utf-16", "replace") if is_utf16 else ("utf-8-sig", "surrogateescape")
             lines = _lines(io.TextIOWrapper(raw, *how, newline=""), path)
             first = list(islice(lines, _SAMPLE_LINES))
-            if first and first[0].rstrip().lower() in ("sep=,", "sep=;", "sep=\t"):
+            if first and first[0].rstrip("\r\n").lower() in ("sep=,", "sep=;", "sep=\t"):
                 separator = first.pop(0)[4]  # Excel writes and obeys this line
             else:
                 separator = "\t" if path.suffix.lower() == ".tsv" else _separator(first)
             reader = csv.reader(chain(first, lines), delimiter=separator)
-            yield from _named((f"{path}:{reader.line_num}", cells) for cells in reader if cells)
+            yield from _named(
+                (f"{path}:{reader.line_num}", cells) for cells in reader if any(cells)
+            )
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error
     except csv.Error as error:
@@ -124,6 +126,7 @@ def _column_names(cells: Sequence[Any]) -> dict[str, None]:
     names: dict[str, None] = {}
     for number, cell in enumerate(cells, start=1):
         name = " ".join(str(cell).split())
-        is_free = name and name not in names
-        names[name if is_free else f"{name} column {number}".strip()] = None
+        while not name or name in names:
+            name = f"{name} column {number}".strip()
+        names[name] = None
     return names

@@ -236,3 +236,20 @@ def test_the_time_per_row_of_a_table_does_not_grow(tmp_path: Path) -> None:
         columns = NamedColumns(("b",))
         seconds.append(cpu_seconds(lambda path=path, how=columns: list(read_table(path, how))))
     assert seconds[1] < 16 * seconds[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("sep=\t\na\tb\tc\n1\t2\t3\n", {"a": "1", "b": "2", "c": "3"}),
+        ("A,A column 3,A\n1,2,3\n", {"A": "1", "A column 3": "2", "A column 3 column 3": "3"}),
+        ("column 2,\n1,2\n", {"column 2": "1", "column 2 column 2": "2"}),
+        (",,\na,b,\n,,\n1,2,\n,,\n", {"a": "1", "b": "2", "column 3": ""}),
+    ],
+)
+def test_excel_lines_repeated_names_and_blank_rows_lose_nothing(
+    content: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(content)
+    assert rows_of(path) == [expected]
