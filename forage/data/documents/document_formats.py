@@ -7,6 +7,7 @@ with limits, because none of these libraries has any.
 
 from __future__ import annotations
 
+import codecs
 import logging
 import re
 import zipfile
@@ -14,9 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from email.message import EmailMessage
 
 logger = logging.getLogger(__name__)
 
@@ -183,16 +187,28 @@ def _read_eml(path: Path) -> DocumentText:
     from email import policy
 
     message = email.message_from_bytes(path.read_bytes(), policy=policy.default)
-    body = message.get_body(("plain", "html"))
-    if body is None or not message.keys():
+    plain, page = message.get_body(("plain",)), message.get_body(("html",))
+    if (plain is None and page is None) or not message.keys():
         raise ValueError("it is not an e-mail message with text, or its text is encrypted")
-    text = body.get_content()
-    if body.get_content_type() == "text/html":
-        text = _html(text).text
+    text = "" if plain is None else _mail_text(plain, path)
+    if page is not None and not text.strip():  # programs that write only HTML leave plain empty
+        text = _html(_mail_text(page, path)).text
     if names := [part.get_filename() or "unnamed" for part in message.iter_attachments()]:
         logger.warning("%s: attachments are not read: %s", path, ", ".join(names))
     about = [f"{name}: {message[name]}" for name in ("From", "To", "Date") if message[name]]
     return DocumentText(str(message["Subject"] or ""), "\n".join([*about, "", text]))
+
+
+def _mail_text(part: EmailMessage, path: Path) -> str:
+    """The text of a part; without a charset that Python knows, it is read like a file."""
+    data = part.get_payload(decode=True)
+    assert isinstance(data, bytes), "a part with a text is not a multipart"
+    charset = part.get_content_charset("us-ascii")
+    try:
+        is_known = codecs.lookup(charset).name != "ascii"
+    except (LookupError, ValueError):
+        is_known = False
+    return data.decode(charset, "replace") if is_known else _decode(data, path)
 
 
 def _read_epub(path: Path) -> DocumentText:
@@ -214,7 +230,10 @@ def _joined(title: str, parts: Sequence[Part], between: str) -> DocumentText:
 
 def _decoded(path: Path) -> str:
     """The text of a file: UTF-8, UTF-16 with its byte order mark, or otherwise windows-1252."""
-    data = path.read_bytes()
+    return _decode(path.read_bytes(), path)
+
+
+def _decode(data: bytes, path: Path) -> str:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16")
     try:

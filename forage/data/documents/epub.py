@@ -6,6 +6,7 @@ the standard library and lxml suffice. ``document_formats.py`` calls this in a p
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 from pathlib import Path
@@ -14,10 +15,14 @@ from xml.etree import ElementTree
 from zipfile import ZipFile
 
 from lxml import html
+from lxml.etree import ParserError
+
+logger = logging.getLogger(__name__)
 
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _BLOCKS = {*_HEADINGS, *("p", "div", "section", "li", "tr", "blockquote", "pre", "br", "dt", "dd")}
-_SPACES = re.compile(r"\s+")  # line breaks in the source mean nothing
+# Line breaks in the source mean nothing; lxml refuses to write control characters.
+_SPACES = re.compile(r"[\s\x00-\x1f\ufdd0\ufffe\uffff]+")
 _BEGIN = "\ufdd0"  # marks each heading; no text contains this code point
 
 
@@ -33,14 +38,18 @@ def read_book(path: Path) -> tuple[str, list[tuple[str, str]]]:
         chapters = _chapters(package, posixpath.dirname(name))
         if not _encrypted(book).isdisjoint(chapters):
             raise ValueError("it is encrypted")
-        parts = [part for chapter in chapters for part in _sections(book.read(chapter))]
+        found = [chapter for chapter in chapters if chapter in book.NameToInfo]
+        if len(found) < len(chapters):
+            logger.warning("%s lacks %d of its chapters", path, len(chapters) - len(found))
+        parts = [part for chapter in found for part in _sections(book.read(chapter))]
     return package.findtext(".//{http://purl.org/dc/elements/1.1/}title", ""), parts
 
 
 def _chapters(package: ElementTree.Element, folder: str) -> list[str]:
     """The names of the files in reading order, without the table of contents."""
     items = {item.get("id"): item for item in package.iterfind(".//{*}manifest/{*}item")}
-    order = [items[each.get("idref")] for each in package.iterfind(".//{*}spine/{*}itemref")]
+    named = (each.get("idref") for each in package.iterfind(".//{*}spine/{*}itemref"))
+    order = [items.get(name, ElementTree.Element("item")) for name in named]
     return [
         posixpath.normpath(posixpath.join(folder, unquote(item.get("href", ""))))
         for item in order
@@ -59,10 +68,12 @@ def _encrypted(book: ZipFile) -> set[str]:
 def _sections(chapter: bytes) -> list[tuple[str, str]]:
     if chapter[:2] in (b"\xff\xfe", b"\xfe\xff"):
         chapter = chapter.decode("utf-16").encode()
-    if not chapter.strip():
+    # Deeper than 256 elements, lxml would drop the text without huge_tree.
+    parser = html.HTMLParser(encoding="utf-8", huge_tree=True)
+    try:
+        body = html.document_fromstring(chapter, parser=parser).find("body")
+    except ParserError:  # it has no element
         return []
-    tree = html.document_fromstring(chapter, parser=html.HTMLParser(encoding="utf-8"))
-    body = tree.find("body")
     if body is None:
         return []
     for ignored in list(body.iter("script", "style")):

@@ -274,3 +274,63 @@ def test_a_passage_names_its_first_and_last_page() -> None:
     found = passages_of([document], Window(3, 1, word_spans))
     pages = [(p.fields["page"], p.fields["last_page"], p.fields["url"]) for p in found]
     assert pages == [(1, 2, "d.pdf#page=1"), (2, 4, "d.pdf#page=2")]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("<p>Trim &#1; the \ufdd0 wick.</p>", "Trim the wick."),
+        ("<div>" * 300 + "Trim the wick." + "</div>" * 300, "Trim the wick."),
+        ("<!-- no text -->", ""),
+    ],
+)
+def test_a_strange_chapter_loses_neither_its_text_nor_the_book(
+    process: DocumentProcess, tmp_path: Path, body: str, expected: str
+) -> None:
+    def change(name: str, data: bytes) -> bytes:
+        return body.encode() if name == chapter else data
+
+    with zipfile.ZipFile(FILES / "book.epub") as book:
+        names = [name for name in book.namelist() if name.endswith("html") and "nav" not in name]
+    chapter = names[0]
+    _changed_book(tmp_path / "strange.epub", change)
+    text = process.read(tmp_path / "strange.epub").text
+    assert expected in text
+    assert "The Ada passed at noon." in text
+
+
+def test_a_book_without_one_of_its_chapters_is_read_aloud(
+    process: DocumentProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(name: str, data: bytes) -> bytes:
+        if name.endswith(".opf"):
+            return data.replace(b"</spine>", b'<itemref idref="gone"/></spine>')
+        return data
+
+    _changed_book(tmp_path / "part.epub", change)
+    assert "The Ada passed at noon." in process.read(tmp_path / "part.epub").text
+    assert "part.epub lacks 1 of its chapters" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("text/plain; charset=unknown-8bit", "Die Brücke ist zu.".encode("cp1252")),
+        ("text/plain; charset=no-such", "Die Brücke ist zu.".encode()),
+        ("text/plain", "Die Brücke ist zu.".encode()),
+        ("text/plain; charset=us-ascii", "Die Brücke ist zu.".encode("cp1252")),
+        ("text/plain; charset=koi8-r", b"Die Br\xc3cke ist zu."),
+        (
+            "multipart/alternative; boundary=B",
+            b"--B\nContent-Type: text/plain\n\n\n--B\nContent-Type: text/html; charset=utf-8\n\n"
+            + "<html><body><p>Die Brücke ist zu.</p></body></html>\n--B--\n".encode(),
+        ),
+    ],
+)
+def test_a_mail_of_an_old_program_keeps_its_text(
+    process: DocumentProcess, tmp_path: Path, kind: str, content: bytes
+) -> None:
+    path = tmp_path / "m.eml"
+    path.write_bytes(f"From: a@b\nSubject: s\nContent-Type: {kind}\n\n".encode() + content)
+    letter = b"\xc3".decode("koi8-r") if "koi8" in kind else "ü"
+    assert process.read(path).text.strip().endswith(f"Die Br{letter}cke ist zu.")
