@@ -211,7 +211,7 @@ def test_files_that_are_broken_or_encrypted_are_skipped_and_named(
         "broken.pptx: it is not a .pptx file",
         "broken.epub: File is not a zip file",
         "broken.xlsx: ",
-        "broken.eml: it is no e-mail",
+        "broken.eml: it is not an e-mail message",
         "empty.xlsx contains no row with text",
         "empty.pptx: it contains no text",
         "skipped 8 of 9 files",
