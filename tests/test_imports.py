@@ -40,6 +40,8 @@ RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 EXCEPTIONS = {
     ("retrieval", "forage.data.corpus"),
     ("retrieval", "forage.data.corpus_store"),
+    # A watched index looks at the files that an update would read, and at no others.
+    ("retrieval", "forage.data.documents.document_files"),
     ("forage", "forage.run"),
 }
 
@@ -74,7 +76,8 @@ LINE_BUDGETS = {
     # The simpler questions of a multi-hop question, in its row or its metadata (fields.py).
     # Workbooks, slides, books, mail, and tables as people save them (spreadsheets.py, epub.py).
     # Which documents an index was made of, so that updates skip them (file_records.py).
-    "data": 4_005,
+    # Names, mail, books and tables that other programs write oddly are read, not dropped.
+    "data": 4_067,
     # Whole writes and disk errors, which five folders had each for themselves. A folder is
     # replaced in one step.
     "disk": 185,
@@ -93,7 +96,8 @@ LINE_BUDGETS = {
     # Indexes of words without numba: plain_counts.py, and the choice between the two. Documents
     # opened from an index's passages (documents.py), and where a hit is from (wire.py). Indexes of
     # words that are updated, tuned and watched (bm25_update.py, tuning.py, watched.py).
-    "retrieval": 13_835,
+    # The address of a row is not that of its table (documents.py).
+    "retrieval": 13_869,
     "rewards": 1_205,
     # The message of a lost endpoint says how the command that asks it continues. Demonstrations
     # search for one step after the other (demonstrator.py), and decoding scores eight dimensions of
