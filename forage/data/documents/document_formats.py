@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from email.message import EmailMessage
+    from email.message import MIMEPart
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def _read_eml(path: Path) -> DocumentText:
     return DocumentText(str(message["Subject"] or ""), "\n".join([*about, "", text]))
 
 
-def _mail_text(part: EmailMessage, path: Path) -> str:
+def _mail_text(part: MIMEPart, path: Path) -> str:
     """The text of a part; without a charset that Python knows, it is read like a file."""
     data = part.get_payload(decode=True)
     assert isinstance(data, bytes), "a part with a text is not a multipart"
