@@ -83,6 +83,8 @@ EXAMPLES = {
 }
 """An example of each command, printed at the end of its help."""
 
+INTERRUPTED = 128 + 2
+"""Exit code after Ctrl-C."""
 _SIGPIPE = 128 + 13
 """Exit code of a program that SIGPIPE ended: ``forage ... | head`` is not a bug."""
 _PATH_IS_UNUSABLE = (
@@ -118,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"forage: the package {error.name} is missing; run: {command}\n")
         return 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         if not _is_stdout_closed():
             raise

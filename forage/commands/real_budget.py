@@ -93,10 +93,10 @@ class RunNotes:
         """Saves the numbers that the user gave; raises ``UserError`` if the run has others."""
         for name, number in numbers.items():
             if number is not None and self.chosen.get(name, number) != number:
-                option = "--questions" if name == "num_questions" else f"--{name.replace('_', '-')}"
+                words = name.replace("num_", "").replace("_", " ")
                 raise UserError(
-                    f"{self.path.parent} contains a run with {option} {self.chosen[name]}, not "
-                    f"{number}: choose another --out, or leave {option} out"
+                    f"{self.path.parent} contains a run with {self.chosen[name]} {words}, not "
+                    f"{number}: choose another --out, or leave the option for {words} out"
                 )
         self.choose(**{name: number for name, number in numbers.items() if number is not None})
 
