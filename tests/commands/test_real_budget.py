@@ -88,7 +88,7 @@ def test_a_number_that_is_asked_for_holds_and_another_one_later_is_refused(tmp_p
     notes = RunNotes.open(path, {})
     notes.choose_given(steps=12, num_questions=None)
     notes.choose(num_questions=16)
-    with pytest.raises(UserError, match="a run with --steps 12, not 50"):
+    with pytest.raises(UserError, match="a run with 12 steps, not 50"):
         notes.choose_given(steps=50, num_questions=None)
     assert RunNotes.open(path, {}).chosen == {"steps": 12, "num_questions": 16}
 
