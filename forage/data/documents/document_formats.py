@@ -68,7 +68,8 @@ def _read_markdown(path: Path) -> DocumentText:
     text, title = _decoded(path), ""
     with suppress(yaml.YAMLError):  # such text only looks like front matter
         front = _FRONT_MATTER.match(text)
-        about = yaml.load(front[1], Loader=yaml.BaseLoader) if front else None  # builds no objects
+        # Plain texts, lists and dicts only: a title of digits stays as it was written.
+        about = yaml.BaseLoader(front[1]).get_single_data() if front else None
         if front and isinstance(about, dict):
             text, title = text[front.end() :], str(about.get("title") or "")
     marks: list[Mark] = []

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from forage.disk import whole_writes
 from forage.errors import UserError
 from forage.training.checkpoints import checkpoint
 from forage.training.checkpoints.checkpoint import (
@@ -22,10 +23,24 @@ from tests.training.checkpoints.test_checkpoint import (
 )
 
 
+@pytest.mark.parametrize(
+    ("can_exchange", "left"),
+    [
+        (True, ["step_000001", "step_000001.partial"]),
+        (False, ["step_000001.old.partial", "step_000001.partial"]),
+    ],
+)
 def test_a_step_that_was_being_written_again_is_there_after_a_kill_between_the_renames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool, left: list[str]
 ):
     """Neither of the two had its name, and the next checkpoint removed both."""
+    probe = tmp_path / "one", tmp_path / "other"
+    for folder in probe:
+        folder.mkdir()
+    if can_exchange and not whole_writes._exchanged(*probe):
+        pytest.skip("this system cannot exchange two folders in one step")
+    if not can_exchange:
+        monkeypatch.setattr(whole_writes, "_exchanged", lambda one, other: False)
     trainer, rename = new_trainer(), Path.rename
     learn(trainer, 0)
     save(tmp_path, trainer, num_kept=1)
@@ -39,7 +54,7 @@ def test_a_step_that_was_being_written_again_is_there_after_a_kill_between_the_r
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, trainer, num_kept=1)
     monkeypatch.undo()
-    assert checkpoint_names(tmp_path) == ["step_000001.old.partial", "step_000001.partial"]
+    assert checkpoint_names(tmp_path) == left
     finish_renames(tmp_path)
     resumed = new_trainer(seed=9)
     load_checkpoint(checkpoints(tmp_path)[1], resumed)
