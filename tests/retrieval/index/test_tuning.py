@@ -73,7 +73,7 @@ def test_the_command_prints_a_table_and_writes_the_choice(
     assert "recall@1 of 20 questions" in printed.out
     assert printed.out.count("*") == 1
     said = re.sub(r"\s+", " ", printed.err)
-    assert "of the other 20 questions: 0.000 before, 1.000 after, gain +1.000" in said
+    assert "on the other 20 questions: 0.000 before, 1.000 after, gain +1.000" in said
     manifest = json.loads((index / "manifest.json").read_text())
     assert (manifest["k1"], manifest["b"]) != (0.9, 0.8)
     assert f"now has k1 {manifest['k1']:g} and b {manifest['b']:g}, instead of 0.9 and 0.8" in said
