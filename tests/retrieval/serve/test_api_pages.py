@@ -201,6 +201,36 @@ def test_a_hit_links_to_its_document_which_opens_at_the_passage(documents_url: s
     page.goto(f"{documents_url}/?q=port+9100&k=5")
     expect(page.locator(".hit").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.goto(f"{documents_url}/?document=report.pdf")
+    expect(page.locator(".hit")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_table_breaks_between_words_and_scrolls_if_it_is_too_wide(
+    width: int, documents_url: str, page: Page
+):
+    """ "trafilatura" was split into two lines, even in a wide window."""
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(f"{documents_url}/?q=port+9100&k=1")
+    expect(page.locator(".hit")).to_be_visible()
+    words = " ".join(["interoperability"] * 60)
+    rows = f"| format | reader | about |\n|---|---|---|\n| page | trafilatura | {words} |"
+    lines = page.evaluate(
+        """text => {
+          const body = markdown(text, (text) => [document.createTextNode(text)]);
+          document.querySelector(".hit").append(body);
+          return [...body.querySelectorAll("td")].slice(0, 2).map((cell) => {
+            const range = document.createRange();
+            range.selectNodeContents(cell);
+            return range.getClientRects().length;
+          });
+        }""",
+        rows,
+    )
+    assert lines == [1, 1]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @needs_chromium
