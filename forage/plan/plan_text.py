@@ -173,7 +173,7 @@ def _on_this_machine(plan: Plan) -> Iterator[str]:
     if not plan.obstacles:
         yield "it can run this recipe"
         return
-    yield f"it cannot run this recipe yet, for {len(plan.obstacles)} reasons:"
+    yield "it cannot run this recipe yet:"
     for obstacle in plan.obstacles:
         yield f"- {obstacle}"
 
