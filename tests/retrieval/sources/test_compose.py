@@ -10,8 +10,10 @@ from pydantic import ValidationError
 
 from forage.errors import UserError
 from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
+from forage.retrieval.sources.stored_pages import PageStore
 from forage.retrieval.store import index_files
 from forage.retrieval.store.manifest import hash_file, seal
+from forage.retrieval.web.web_pages import WebPages
 from forage.types import Hit
 from tests.retrieval.conftest import PASSAGES
 from tests.retrieval.web_servers import WebServer, serving
@@ -84,7 +86,7 @@ def test_pages_are_opened_where_there_are_some(index_dir: Path, tmp_path: Path):
     path = tmp_path / "pages.jsonl"
     path.write_text('{"url": "http://a", "contents": "text"}\n')
     pages = open_page_store(ServeSettings(sources=(str(index_dir),), pages=path))
-    assert pages is not None
+    assert isinstance(pages, PageStore)
     with pages:
         page = pages.page("http://a")
         assert page is not None
@@ -100,7 +102,7 @@ def test_live_pages_are_those_of_the_web_and_never_of_this_machine(index_dir: Pa
     settings = ServeSettings(sources=(str(index_dir),), pages=Path("live"))
     with serving(page) as inside:
         pages = open_page_store(settings)
-        assert pages is not None
+        assert isinstance(pages, WebPages)
         with pages:
             assert pages.page(f"{inside.url}/a") is None
         assert inside.seen == []
