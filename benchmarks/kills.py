@@ -208,20 +208,28 @@ def _resume(fleet: Fleet) -> str:
     A checkpoint that was complete except for its name when the run was killed counts as newer.
     """
     newest = latest_checkpoint(fleet.config.output_dir)
-    number = fleet.log("driver").read_text().count("resuming after step")
+    number = len(resumptions(fleet.log("driver").read_text()))
     fleet.start("driver", "--resume")
     if newest is None:
         return "there was no checkpoint yet"
     steps = int(newest.name.removeprefix("step_"))
     deadline = time.monotonic() + DEADLINE_S
     while True:
-        found = re.findall(r"resuming after step (\d+)", fleet.log("driver").read_text())
+        has_ended = fleet.children["driver"].poll() is not None
+        log = fleet.log("driver").read_text()
+        found = resumptions(log)
         if len(found) > number:
             break
+        assert not has_ended, f"the driver ended without resuming:\n{log[-3000:]}"
         assert time.monotonic() < deadline, f"not resumed within {DEADLINE_S:g} s"
         time.sleep(0.05)
-    assert int(found[-1]) >= steps, f"resumed after step {found[-1]}, the newest was {steps}"
+    assert found[-1] >= steps, f"resumed after step {found[-1]}, the newest was {steps}"
     return f"resumed after step {found[-1]}"
+
+
+def resumptions(log: str) -> list[int]:
+    """The numbers of steps after which a driver says that it resumes."""
+    return [int(number) for number in re.findall(r"resuming after (\d+) steps?", log)]
 
 
 def check_whole(config: RunConfig) -> int:
