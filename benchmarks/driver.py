@@ -152,7 +152,7 @@ def config_of(out: Path, search_url: str, in_flight: int) -> RunConfig:
 async def play(config: RunConfig, url: str, num_episodes: int) -> None:
     """Plays all episodes and prints the costs."""
     tokenizer = load_tokenizer(config.model)
-    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    player = Player(config.environment, config.rollout, tokenizer, config.seed, config.search)
     assert config.data.train is not None
     questions = list(read_questions(config.data.train))
     in_flight = config.rollout.max_concurrent_episodes

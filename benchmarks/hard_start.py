@@ -218,7 +218,7 @@ def main() -> None:
         here += [f"data.index={args.out}/index", f"output_dir={args.out}/log", f"seed={args.seed}"]
         config = load_config(PACKAGE / "commands" / "demo.yaml", here)
         tokenizer = load_tokenizer(config.model)
-        player = Player(config.environment, config.rollout, tokenizer, config.seed)
+        player = Player(config.environment, config.rollout, tokenizer, config.seed, config.search)
         chains = [(q, whole_chain(q, player)) for q in world.test[:NUM_HELD_OUT]]
         played = asyncio.run(play_scripts(config, player, chains, 0))
         held_out = [find_read_arguments(episode, player.codec) for episode in played]

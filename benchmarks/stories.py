@@ -184,7 +184,9 @@ def query(run: Run, index: Path) -> set[Function]:
     first is recorded completely, including the server's work after its reply.
     """
     config = run.config
-    player = Player(config.environment, config.rollout, load_tokenizer(config.model), config.seed)
+    player = Player(
+        config.environment, config.rollout, load_tokenizer(config.model), config.seed, config.search
+    )
     environment = player.environment
 
     async def search(recorder: Recorder, url: str) -> None:

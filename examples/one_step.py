@@ -66,7 +66,7 @@ async def play(
 ) -> list[list[Episode]]:
     """A group of episodes for each question: think, search, read, search again, answer."""
     tokenizer = load_tokenizer(config.model)
-    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    player = Player(config.environment, config.rollout, tokenizer, config.seed, config.search)
     async with (
         SearchClient(config.search) as client,
         open_engine(config, tokenizer, model) as engine,

@@ -72,7 +72,7 @@ def load_parts(
 ) -> Iterator[RunParts]:
     """Loads the models and opens the records; raises ``UserError``."""
     tokenizer = load_tokenizer(config.model)
-    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    player = Player(config.environment, config.rollout, tokenizer, config.seed, config.search)
     credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
     recorded = questions = None
     if replay:

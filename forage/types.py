@@ -100,6 +100,7 @@ class FailureKind(StrEnum):
 class SearchReply:
     """The result of a search: hits, best first, or a typed failure (then ``hits_K`` is empty).
 
+    ``later_hits`` follow them; they are shown to a policy that asks for more.
     ``is_switched_off`` means that search is disabled for the episode, so nothing was searched.
     """
 
@@ -107,6 +108,7 @@ class SearchReply:
     failure: FailureKind | None = None
     detail: str = ""
     is_switched_off: bool = False
+    later_hits: tuple[Hit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

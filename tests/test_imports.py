@@ -71,8 +71,9 @@ LINE_BUDGETS = {
     # forage questions (questions_command.py), a question writer as a target of forage sft, and
     # forage agent (agent_command.py). Updating and tuning an index (index_tuning.py).
     "commands": 5_465,
-    # The lessons of a question writer (warm_start_config.py).
-    "config": 3_660,
+    # The lessons of a question writer (warm_start_config.py). Results that a policy may ask for
+    # (search_config.py).
+    "config": 3_680,
     # The simpler questions of a multi-hop question, in its row or its metadata (fields.py).
     # Workbooks, slides, books, mail, and tables as people save them (spreadsheets.py, epub.py).
     # Which documents an index was made of, so that updates skip them (file_records.py).
@@ -85,9 +86,10 @@ LINE_BUDGETS = {
     # The state of an open episode (open_episode.py), which the baselines had in evaluation.
     # Tags are respelt in text for servers, too (codec.py). A warning about a prompt that
     # explains no tags to a model that may not know them (remembered.py).
-    "environment": 3_195,
+    # The results that a policy asks for (tools/search.py).
+    "environment": 3_280,
     # The passages that an answer rests on (citations.py).
-    "evaluation": 3_180,
+    "evaluation": 3_185,
     "models": 525,
     "plan": 1_935,
     # Questions made from a corpus, and a writer's lessons from labelled ones: new.
@@ -97,12 +99,12 @@ LINE_BUDGETS = {
     # opened from an index's passages (documents.py), and where a hit is from (wire.py). Indexes of
     # words that are updated, tuned and watched (bm25_update.py, tuning.py, watched.py).
     # The address of a row is not that of its table (documents.py).
-    "retrieval": 13_870,
+    "retrieval": 13_875,
     "rewards": 1_205,
     # The message of a lost endpoint says how the command that asks it continues. Demonstrations
     # search for one step after the other (demonstrator.py), and decoding scores eight dimensions of
     # a key at once (slot_attend.py).
-    "rollout": 7_035,
+    "rollout": 7_040,
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
     "training": 7_995,

@@ -162,7 +162,7 @@ def measure_rates(config: RunConfig) -> Rates:
     assert config.data.train is not None
     assert isinstance(source, ScriptedSource | ReadingSource)
     tokenizer = load_tokenizer(config.model)
-    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    player = Player(config.environment, config.rollout, tokenizer, config.seed, config.search)
     questions = read_questions(config.data.train)
     shown = asyncio.run(demonstrate(config, source, player, questions, _NUM_MEASURED))
     codec = Codec(tokenizer)

@@ -116,7 +116,7 @@ def _episodes(
     from forage.rollout.play.player import Player
     from forage.training.warm_start import find_read_arguments, weigh
 
-    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    player = Player(config.environment, config.rollout, tokenizer, config.seed, config.search)
     settings, source = config.warm_start, config.warm_start.source
     held_out: list[Episode] = []
     if isinstance(source, ScriptedSource | ReadingSource):

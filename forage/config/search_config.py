@@ -35,6 +35,8 @@ class SearchSettings(Frozen):
 
     topk: int = Field(default=3, ge=1)
     """Passages per search."""
+    max_results: int | None = Field(default=None, ge=1)
+    """Passages that a search can ask for, by topk and page; null: topk, and it has neither."""
     deadline_s: float = Field(default=30.0, gt=0)
     """Seconds after which a search has failed, retries included."""
     max_concurrent_requests: int = Field(default=32, ge=1)
@@ -47,7 +49,21 @@ class SearchSettings(Frozen):
     @property
     def num_requested(self) -> int:
         """Passages requested from the retriever."""
-        return self.topk if self.noise is None else max(self.topk, self.noise.pool)
+        return max(self.num_kept, self.noise.pool if self.noise else 0)
+
+    @property
+    def num_kept(self) -> int:
+        """Passages of a reply, most of which the policy may have to ask for."""
+        return self.max_results or self.topk
+
+    @model_validator(mode="after")
+    def _more_can_be_asked_for(self) -> Self:
+        if self.max_results is not None and self.max_results <= self.topk:
+            raise ValueError(
+                f"search.max_results ({self.max_results}) is not above search.topk ({self.topk}): "
+                "a search could ask for nothing more; raise it, or remove it"
+            )
+        return self
 
 
 class SearchServer(SearchSettings):

@@ -25,6 +25,11 @@ def check_sections(run: RunConfig) -> None:
 
 def _sizes_fit(run: RunConfig) -> None:
     env, trainer = run.environment, run.trainer
+    if run.search.max_results is not None and env.dialect != "forage":
+        raise ValueError(
+            f"search.max_results does nothing in the dialect {env.dialect}, whose searches have "
+            "only queries; remove it"
+        )
     if run.evaluation.other_search == run.search:
         raise ValueError(
             "evaluation.other_search is the same as search, so the arms normal and "

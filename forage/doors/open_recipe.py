@@ -81,7 +81,11 @@ class OpenRecipe:
                 "before the user's; set it there, or write it into the prompt"
             )
         self._player = Player(
-            config.environment, config.rollout, load_tokenizer(config.model), config.seed
+            config.environment,
+            config.rollout,
+            load_tokenizer(config.model),
+            config.seed,
+            config.search,
         )
         self.environment = environment = self._player.environment
         assert isinstance(environment.protocol, ToolsProtocol), "as the protocol says"

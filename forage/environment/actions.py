@@ -26,21 +26,32 @@ STOP_STRINGS = (SEARCH_CLOSE, ANSWER_CLOSE)
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search; a native tool call may have several queries."""
+    """A search; a call with named arguments may have several queries, and ask for more results.
+
+    ``topk`` and ``page`` (from 1) are None if the policy did not give them.
+    """
 
     kind: ClassVar = ActionKind.SEARCH
     tool: ClassVar = SEARCH_TOOL
     query: str
     others: tuple[str, ...] = ()
+    topk: int | None = None
+    page: int | None = None
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        return {"query_list": [self.query, *self.others]}
+        return {"query_list": [self.query, *self.others], **self._more}
 
     @property
     def text(self) -> str:
-        """The queries, one per line."""
-        return "\n".join((self.query, *self.others))
+        """The queries, one per line, and what else was asked for."""
+        more = (f"{name} {number}" for name, number in self._more.items())
+        return "\n".join((self.query, *self.others, *more))
+
+    @property
+    def _more(self) -> dict[str, int]:
+        given = {"topk": self.topk, "page": self.page}
+        return {name: number for name, number in given.items() if number is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,12 @@ class TagsProtocol:
 
     def prompt_line(self, tool: Tool) -> str:
         """The prompt's description of a tool."""
+        more = ""
+        if tool.text_argument is not None and tool.optional_arguments:
+            more = f" or, to set {' and '.join(tool.optional_arguments)} too, {tool.full_spelling}"
         return tool.prompt_line or (
             f"There is a tool named {tool.name}: {tool.description} To use it, write "
-            f"{tool.spelling}; its result comes back to you between "
+            f"{tool.spelling}{more}; its result comes back to you between "
             f"{actions.INFORMATION_OPEN} and {actions.INFORMATION_CLOSE}."
         )
 

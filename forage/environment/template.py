@@ -74,7 +74,7 @@ class PromptTemplate:
         """The template with a line per tool; raises ``UserError``.
 
         The slot ``{tools}`` gets the lines of all tools. Without that slot, the lines of tools
-        other than search are put before the question; with only search, nothing changes.
+        other than a search by its query alone are put before the question.
         """
         if TOOLS_SLOT in self.text:
             lines = " ".join(map(protocol.prompt_line, protocol.tools))
@@ -86,7 +86,7 @@ class PromptTemplate:
                 f"environment.tools ({', '.join(names)}) does not include search; add it, or set "
                 f"environment.prompt to brief or your own file with a {{tools}} slot"
             )
-        others = [tool for tool in protocol.tools if tool.name != SEARCH_TOOL]
+        others = [t for t in protocol.tools if t.name != SEARCH_TOOL or t.optional_arguments]
         if not others:
             return self
         place = _QUESTION if _QUESTION in self.text else SLOT

@@ -22,7 +22,7 @@ class NotedSearch:
 
     async def search(self, query: str) -> SearchReply:
         reply = await self._client.search(query)
-        self.passages |= {hit.passage.id: hit.passage for hit in reply.hits_K}
+        self.passages |= {hit.passage.id: hit.passage for hit in (*reply.hits_K, *reply.later_hits)}
         return reply
 
     async def open_page(self, url: str, chunk: int = 0, max_chars: int | None = None) -> PageReply:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _OF_ARMS = frozenset(
     (
         *("seed", "search.url", "what search.url serves", "search.topk", "search.noise"),
+        *("search.max_results", "evaluation.other_search.max_results"),
         *("evaluation.other_search.url", "evaluation.other_search.topk"),
         "evaluation.other_search.noise",
         "the corpus of data.index",
@@ -179,9 +180,13 @@ def fingerprint_of(
             found["what search.url serves"] = f"{served.backend}, {served.num_passages} passages"
     if {"normal", "random"} & set(arms) and evaluation.searches:
         found["search.topk"] = config.search.topk
+        if config.search.max_results is not None:  # older fingerprints lack it
+            found["search.max_results"] = config.search.max_results
     if evaluation.other_search is not None:
         found["evaluation.other_search.url"] = evaluation.other_search.label
         found["evaluation.other_search.topk"] = evaluation.other_search.topk
+        if evaluation.other_search.max_results is not None:
+            found["evaluation.other_search.max_results"] = evaluation.other_search.max_results
         found["evaluation.other_search.noise"] = evaluation.other_search.noise or "none"
     if corpus is not None and {"gold", "random"} & set(arms):
         found["the corpus of data.index"] = corpus

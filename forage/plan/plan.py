@@ -153,7 +153,7 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
         checks.append(f"questions: {len(questions):,} read from {config.data.train}")
     if Path(config.model.path).is_dir():
         tokenizer = load_tokenizer(config.model)
-        player = Player(config.environment, config.rollout, tokenizer, config.seed)
+        player = Player(config.environment, config.rollout, tokenizer, config.seed, config.search)
         checks.append(f"protocol: {config.environment.protocol} works with this tokenizer")
         if questions is not None:
             player.check_prompts(questions)
@@ -171,7 +171,7 @@ def _check_prompt(config: RunConfig) -> None:
     if not path.is_dir():
         path = Path(str(resources.files("forage"))) / "warm" / "tools"
     tokenizer = load_tokenizer(config.model.model_copy(update={"path": str(path)}))
-    tools, dialect = load_tools(environment), dialect_of(environment)
+    tools, dialect = load_tools(environment, config.search), dialect_of(environment)
     codec = Codec(tokenizer, [tool.name for tool in tools])
     protocol = make_protocol(environment.protocol, codec, tools, dialect)
     check_template(template.with_tools(protocol), protocol)

@@ -1,16 +1,19 @@
 """The search tool: its description for the model, how its arguments are parsed, and how it runs.
 
 The retriever belongs to the episode: an evaluation arm may search differently or not at all. The
-queries of one call run at the same time, and their passages are interleaved.
+queries of one call run at the same time, and their passages are interleaved. If
+``search.max_results`` allows it, a call can ask for more passages (``topk``) or for those after the
+first (``page``). They come with the reply to the first search, so a page costs the server nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 from forage.environment.actions import Invalid, Search
 from forage.environment.dialects import Dialect
@@ -20,9 +23,49 @@ from forage.types import SEARCH_TOOL, Hit, Retriever, SearchReply
 
 MAX_QUERIES = 4
 _NO_QUERIES = Invalid("query_list must be a list of texts.")
+_NO_MORE = "There are no more results.\n"
 
 
-def make_search(has_addresses: bool = False, dialect: Dialect | None = None) -> Tool:
+@dataclass(frozen=True, slots=True)
+class ResultPages:
+    """What a call may ask for: ``most`` passages per query, ``topk`` at a time unless it says."""
+
+    topk: int
+    most: int
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """The two arguments as JSON schemas."""
+        more = {"type": "integer", "minimum": 1}
+        count = f"How many passages to show for each query, at most {self.most}."
+        page = f"Which page of the results; at most {self.most} passages can be seen."
+        return {
+            "topk": {**more, "maximum": self.most, "examples": [self.topk], "description": count},
+            "page": {**more, "examples": [2], "description": page},
+        }
+
+    def read(self, arguments: Mapping[str, Any], search: Search) -> Search | Invalid:
+        """The search with what the arguments ask for, or why it cannot be shown."""
+        given = {name: arguments[name] for name in ("topk", "page") if name in arguments}
+        for name, number in given.items():
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                return Invalid(f"{name} must be a whole number from 1.")
+        topk, page = given.get("topk", self.topk), given.get("page", 1)
+        if topk > self.most or (page - 1) * topk >= self.most:
+            return Invalid(f"At most {self.most} passages of a search can be seen.")
+        return replace(search, **given)
+
+    def shown(self, reply: SearchReply, arguments: Arguments) -> SearchReply:
+        """The reply with the requested hits only."""
+        topk = arguments.get("topk", self.topk)
+        end = min(arguments.get("page", 1) * topk, self.most)
+        start = (arguments.get("page", 1) - 1) * topk
+        return replace(reply, hits_K=(*reply.hits_K, *reply.later_hits)[start:end])
+
+
+def make_search(
+    has_addresses: bool = False, dialect: Dialect | None = None, pages: ResultPages | None = None
+) -> Tool:
     """Creates the tool; ``has_addresses`` shows passages' addresses, for a tool that opens pages.
 
     With a ``dialect``, results are formatted as in that published system, and queries may be empty.
@@ -43,18 +86,20 @@ def make_search(has_addresses: bool = False, dialect: Dialect | None = None) -> 
                     "minItems": 1,
                     "maxItems": MAX_QUERIES,
                     "description": "What to search for, each query by itself.",
-                }
+                    **({"examples": [["query"]]} if pages else {}),
+                },
+                **(pages.properties if pages else {}),
             },
             "required": ["query_list"],
         },
-        run=partial(_run, has_addresses),
+        run=partial(_run, has_addresses, pages),
         failed_note=SEARCH_FAILED,
         placeholder="query",
-        reads=_read,
+        reads=partial(_read, pages),
     )
 
 
-def _read(arguments: object) -> Search | Invalid:
+def _read(pages: ResultPages | None, arguments: object) -> Search | Invalid:
     queries = _queries(arguments)
     if queries is None:
         return _NO_QUERIES
@@ -63,7 +108,10 @@ def _read(arguments: object) -> Search | Invalid:
         return Invalid("The search query is empty.")
     if len(stripped) > MAX_QUERIES:
         return Invalid(f"At most {MAX_QUERIES} queries may be asked at once.")
-    return Search(stripped[0], tuple(stripped[1:]))
+    search = Search(stripped[0], tuple(stripped[1:]))
+    if pages is None or not isinstance(arguments, dict):
+        return search
+    return pages.read(arguments, search)
 
 
 def _read_leniently(arguments: object) -> Search | Invalid:
@@ -90,14 +138,17 @@ async def _run_in_dialect(dialect: Dialect, arguments: Arguments, search: Retrie
     return ToolReply(tuple(replace(t, score=scores.get(t.id)) if t.id else t for t in texts))
 
 
-async def _run(has_addresses: bool, arguments: Arguments, search: Retriever) -> ToolReply:
-    reply = _merge(await asyncio.gather(*map(search.search, arguments["query_list"])))
+async def _run(
+    has_addresses: bool, pages: ResultPages | None, arguments: Arguments, search: Retriever
+) -> ToolReply:
+    replies = await asyncio.gather(*map(search.search, arguments["query_list"]))
+    reply = _merge([pages.shown(one, arguments) for one in replies] if pages else replies)
     if reply.failure is not None:
         return ToolReply(failure=reply.failure, detail=reply.detail)
     if reply.is_switched_off:
         return ToolReply(note=SWITCHED_OFF)
     if not reply.hits_K:
-        return ToolReply(note=NOTHING_FOUND)
+        return ToolReply(note=_NO_MORE if arguments.get("page", 1) > 1 else NOTHING_FOUND)
     return ToolReply(tuple(passage_texts(reply.hits_K, has_addresses)))
 
 

@@ -99,6 +99,12 @@ class Tool:
         return required[0] if schema.get("type") == "string" or is_list else None
 
     @property
+    def optional_arguments(self) -> tuple[str, ...]:
+        """The names of the arguments that a call may leave out."""
+        required = self.parameters.get("required", ())
+        return tuple(name for name in self.parameters.get("properties", ()) if name not in required)
+
+    @property
     def spelling(self) -> str:
         """An example of a call in tags."""
         return self.write(self.placeholder or self.text_argument or "")
@@ -108,6 +114,13 @@ class Tool:
         if self.text_argument is not None:
             return f"<{self.name}> {text} </{self.name}>"
         return f"<{self.name}>{json.dumps(self.example)}</{self.name}>"
+
+    @property
+    def full_spelling(self) -> str:
+        """An example of a call in tags with every argument, which is then a JSON object."""
+        properties = (self.shown or self.parameters).get("properties", {})
+        arguments = {name: _example(schema) for name, schema in properties.items()}
+        return f"<{self.name}>{json.dumps(arguments)}</{self.name}>"
 
     @property
     def example(self) -> dict[str, Any]:
@@ -176,7 +189,9 @@ def _example(schema: Mapping[str, Any]) -> Any:
         return _example(schema["anyOf"][0])
     if "enum" in schema:
         return schema["enum"][0]
-    kind = schema.get("type", "")
+    kind, examples = schema.get("type", ""), schema.get("examples")
+    if isinstance(examples, list) and examples:
+        return examples[0]
     if isinstance(kind, list):
         return _example({**schema, "type": kind[0]})
     return [_example(schema.get("items", {}))] if kind == "array" else _EXAMPLES.get(kind, {})

@@ -19,10 +19,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from forage.config.environment_config import EnvironmentConfig
+from forage.config.search_config import SearchSettings
 from forage.environment.dialects import dialect_of
 from forage.environment.tools.mcp_tools import PREFIX, mcp_tools
 from forage.environment.tools.open_page import OPEN_PAGE, make_open_page
-from forage.environment.tools.search import make_search
+from forage.environment.tools.search import ResultPages, make_search
 from forage.environment.tools.tool import Arguments, Tool, ToolReply
 from forage.errors import UserError, did_you_mean
 from forage.remote.own_code import TooManyHangError, make_async
@@ -33,9 +34,12 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{1,31}")
 _RESERVED = ({*Tag} - {Tag.SEARCH}) | {"tools"}
 
 
-def load_tools(config: EnvironmentConfig) -> tuple[Tool, ...]:
-    """The tools of ``environment.tools``, in order; raises ``UserError``."""
-    built_in = _built_in(config)
+def load_tools(config: EnvironmentConfig, search: SearchSettings | None = None) -> tuple[Tool, ...]:
+    """The tools of ``environment.tools``, in order; raises ``UserError``.
+
+    ``search`` says whether a search can ask for more results.
+    """
+    built_in = _built_in(config, search)
     tools: list[Tool] = []
     for setting in config.tools:
         name = written(setting)
@@ -58,9 +62,12 @@ def load_tools(config: EnvironmentConfig) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _built_in(config: EnvironmentConfig) -> dict[str, Tool]:
+def _built_in(config: EnvironmentConfig, search: SearchSettings | None) -> dict[str, Tool]:
+    pages = None
+    if search is not None and search.max_results is not None:
+        pages = ResultPages(search.topk, search.max_results)
     return {
-        SEARCH_TOOL: make_search(OPEN_PAGE in config.tools, dialect_of(config)),
+        SEARCH_TOOL: make_search(OPEN_PAGE in config.tools, dialect_of(config), pages),
         OPEN_PAGE: make_open_page(config.max_observation_tokens),
     }
 

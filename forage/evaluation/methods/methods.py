@@ -58,7 +58,7 @@ def make_player(
         num_slots = config.placement.in_process.num_slots
         room = _half_of_the_slots(num_slots) if has_two_contexts else nullcontext()
         return BaselinePlayer(config, tokenizer, _RULES[method], PROMPTS[method][0], room)
-    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    player = Player(config.environment, config.rollout, tokenizer, config.seed, config.search)
     if method == "search":
         return player
     if score is None:

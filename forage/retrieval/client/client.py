@@ -26,7 +26,7 @@ from forage.retrieval.client.noise import with_noise
 from forage.retrieval.client.own_search import FunctionSearch
 from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest, normalise_query
-from forage.types import FailureKind, Hit, PageReply, SearchReply
+from forage.types import FailureKind, PageReply, SearchReply
 
 # The dispatcher gives up this share of the deadline before its end: no further try would fit.
 _SPARE = 0.15
@@ -89,7 +89,7 @@ class SearchClient:
         else:
             self._dispatcher = Dispatcher(settings, backoff_s)
             self._batch_size = settings.max_queries_per_request
-        self._cache: LruCache[str, tuple[Hit, ...]] = LruCache(settings.cache_size)
+        self._cache: LruCache[str, SearchReply] = LruCache(settings.cache_size)
         self._pending: dict[str, _Pending] = {}
         self._queue: deque[_Pending] = deque()
         self._requests: set[asyncio.Task[None]] = set()
@@ -125,10 +125,10 @@ class SearchClient:
         """The passages for ``query``, or a typed failure within ``deadline_s``; never raises."""
         self._num_queries += 1
         query = normalise_query(query)
-        hits = self._cache.get(query)
-        if hits is not None:
+        known = self._cache.get(query)
+        if known is not None:
             self._num_cache_hits += 1
-            return SearchReply(hits)
+            return known
         started = time.perf_counter()
         reply = await self._reply_to(query)
         self._seconds += time.perf_counter() - started
@@ -261,9 +261,12 @@ class SearchClient:
         if not isinstance(outcome, RemoteFailure):
             noise, topk = self._settings.noise, self._settings.topk
             for pending, found in zip(batch, outcome, strict=True):
-                hits = found if noise is None else with_noise(pending.query, found, noise, topk)
-                self._cache.put(pending.query, hits)
-                self._settle(pending, SearchReply(hits))
+                hits = found
+                if noise is not None:
+                    hits = with_noise(pending.query, found, noise, self._settings.num_kept)
+                reply = SearchReply(hits[:topk], later_hits=hits[topk:])
+                self._cache.put(pending.query, reply)
+                self._settle(pending, reply)
         elif blame_of(outcome) is Blame.REQUEST and len(batch) > 1:
             # One query that the server rejects must not fail those in the same request.
             half = len(batch) // 2

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.rollout_config import RolloutConfig
+from forage.config.search_config import SearchSettings
 from forage.environment.codec import Codec
 from forage.environment.episode import Environment
 from forage.environment.open_episode import EpisodeSetting
@@ -62,9 +63,13 @@ class Player:
         rollout: RolloutConfig,
         tokenizer: PreTrainedTokenizerFast,
         seed: int,
+        search: SearchSettings | None = None,
     ) -> None:
-        """Raises ``UserError`` for a tool, a template or a budget that cannot work."""
-        tools = load_tools(environment)
+        """Raises ``UserError`` for a tool, a template or a budget that cannot work.
+
+        ``search`` says whether a search can ask for more results.
+        """
+        tools = load_tools(environment, search)
         self.codec = Codec(tokenizer, [tool.name for tool in tools])
         self.environment = Environment(environment, self.codec, tools)
         self._rollout = rollout

@@ -255,6 +255,6 @@ class Savepoints:
 def _played_with(config: RunConfig, tokenizer_sha256: str) -> str:
     """A checksum of the settings that affect an episode, which do not include addresses."""
     sections = dict.fromkeys(("seed", "data", "environment", "reward", "rollout"), True)
-    found = {"search": {"topk", "noise"}}
+    found = {"search": {"topk", "max_results", "noise"}}
     settings = config.model_dump_json(include=sections | found)
     return sha256(f"{settings}{tokenizer_sha256}".encode()).hexdigest()
