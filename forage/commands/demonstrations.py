@@ -32,7 +32,7 @@ async def demonstrate(
     from forage.rollout.play.demonstrator import FirstHit
     from forage.rollout.play.player import Job, play_all
 
-    demonstrator_of = _demonstrators(source, player, questions, config.seed)
+    demonstrator_of = _demonstrators(config, source, player, questions)
     num_short = 0
     if isinstance(source, ScriptedSource):
         num_short = round(source.single_passage_share * num_episodes)
@@ -71,7 +71,10 @@ async def demonstrate(
 
 
 def _demonstrators(
-    source: ScriptedSource | ReadingSource, player: Player, questions: Sequence[Question], seed: int
+    config: RunConfig,
+    source: ScriptedSource | ReadingSource,
+    player: Player,
+    questions: Sequence[Question],
 ) -> Callable[[Job], Generate]:
     from forage.retrieval.words.languages import stop_words
     from forage.rollout.play.demonstrator import (
@@ -82,6 +85,7 @@ def _demonstrators(
         words_without,
     )
 
+    seed = config.seed
     if isinstance(source, ScriptedSource):
         writer = ScriptWriter(questions, source.poor_share, player.write_search)
 
@@ -92,10 +96,11 @@ def _demonstrators(
         return script
     shares = (source.poor_share, source.keyword_share)
     key_words = words_without(stop_words("en"))
+    most = config.environment.max_turns if source.always_answers else None
 
     def read(job: Job) -> Generate:
         rng = random.Random(f"{seed}/{job.key}")
-        plan = plan_reading(job.question, questions, *shares, key_words, rng)
+        plan = plan_reading(job.question, questions, *shares, key_words, rng, most)
         return Reader(job.question, plan, player.codec, player.write_search)
 
     return read

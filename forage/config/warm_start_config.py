@@ -65,6 +65,8 @@ class ReadingSource(Frozen):
     """Share that guesses without searching, or searches for a single word."""
     keyword_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the others that searches for keywords first instead of the question."""
+    always_answers: bool = False
+    """Whether a demonstration answers even if its searches, at most max_turns, do not show it."""
 
 
 class WritingSource(Frozen):

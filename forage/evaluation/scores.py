@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from forage.algorithms.credit.pass_at_k import pass_at_k
+from forage.rewards.answers import normalize_answer
 from forage.types import Episode, Question, Status
 
 MEANS = ("em", "cover_em", "f1", "searches", "sampled_tokens", "seconds")
@@ -52,6 +53,8 @@ class QuestionScore:
 
     ``digest`` distinguishes two questions with the same id; ``num_hops`` is None if the source does
     not provide it; ``pass_at`` is pass@k on exact match for k = 2, 4, 8, ... and K if K > 1.
+    ``all_gold`` is the share of episodes that found every gold passage, ``is_yes_no`` whether the
+    answer is yes or no; files of earlier versions have neither.
     """
 
     question_id: str
@@ -68,6 +71,8 @@ class QuestionScore:
     gold_recall: float | None
     pass_at: dict[int, float]
     failures: tuple[str, ...]
+    all_gold: float | None = None
+    is_yes_no: bool = False
 
     @classmethod
     def of(cls, question: Question, samples_K: Sequence[EpisodeScore]) -> QuestionScore:
@@ -83,6 +88,8 @@ class QuestionScore:
             gold_recall=fmean(recalls) if recalls else None,
             pass_at={k: pass_at_k(ems_K, k) for k in ks_of(len(ems_K))},
             failures=tuple(kind for score in samples_K for kind in score.failures),
+            all_gold=fmean(recall == 1 for recall in recalls) if recalls else None,
+            is_yes_no={normalize_answer(a) for a in question.golden_answers} <= {"yes", "no"},
         )
 
 

@@ -41,7 +41,8 @@ class SliceSummary:
     question's gold passages that some search of the episode returned, over the questions that have
     any (None if none has). ``pass_at`` is pass@k on exact match by k if questions were sampled more
     than once; ``em`` and the rest are then avg@k. ``failures`` counts failed searches by kind, and
-    engine failures under ``engine_failed``.
+    engine failures under ``engine_failed``. ``all_gold`` is the share of episodes that found all
+    gold passages.
     """
 
     num_questions: int
@@ -55,6 +56,7 @@ class SliceSummary:
     gold_recall: ListedInterval | None
     pass_at: dict[int, ListedInterval]
     failures: dict[str, int]
+    all_gold: ListedInterval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,15 @@ class MacroAverage:
 class ArmSummary:
     """The figures of an arm: on all questions, by source, and by number of hops.
 
-    ``macro`` is None for a single source, because it would repeat ``overall``.
+    ``macro`` is None for a single source, because it would repeat ``overall``. ``yes_no`` has the
+    questions answered by yes or no, half of which a guess gets right; None if all or none are.
     """
 
     overall: SliceSummary
     macro: MacroAverage | None
     by_source: dict[str, SliceSummary]
     by_hops: dict[int, SliceSummary]
+    yes_no: SliceSummary | None = None
 
     @property
     def headline(self) -> Interval:
@@ -122,12 +126,14 @@ def summarise(
             by_source.setdefault(score.source, []).append(score)
         hops = sorted({score.num_hops for score in scores if score.num_hops is not None})
         by_hops = {n: [score for score in scores if score.num_hops == n] for n in hops}
+        yes_no = [score for score in scores if score.is_yes_no]
         summarised = partial(_summarise_slice, num_resamples=num_resamples, seed=seed)
         arms[arm] = ArmSummary(
             overall=summarised(scores),
             macro=_macro(by_source, num_resamples, seed),
             by_source={source: summarised(rows) for source, rows in by_source.items()},
             by_hops={n: summarised(rows) for n, rows in by_hops.items()},
+            yes_no=summarised(yes_no) if 0 < len(yes_no) < len(scores) else None,
         )
     return EvaluationSummary(arms)
 
@@ -173,6 +179,7 @@ def _summarise_slice(
 ) -> SliceSummary:
     resampled = _resample(scores, num_resamples, seed, MEANS)
     recalls = [score.gold_recall for score in scores if score.gold_recall is not None]
+    all_gold = [score.all_gold for score in scores if score.all_gold is not None]
     failures = Counter(kind for score in scores for kind in score.failures)
     return SliceSummary(
         num_questions=len(scores),
@@ -187,6 +194,7 @@ def _summarise_slice(
             for k in scores[0].pass_at
         },
         failures=dict(sorted(failures.items())),
+        all_gold=_rate(all_gold, num_resamples, seed) if all_gold else None,
     )
 
 

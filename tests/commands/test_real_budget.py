@@ -1,6 +1,7 @@
 """How `forage real` fits a time limit, and the notes that a resumed run reads."""
 
 import doctest
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from forage.commands.real_budget import (
     put_on_device,
     slowdown,
 )
+from forage.commands.real_command import RealSettings
+from forage.config.run_config import build_config
+from forage.data.questions import read_questions
 from forage.errors import UserError
 
 
@@ -127,6 +131,24 @@ def test_a_gpu_decodes_all_slots_in_one_pass(device: str, tile_rows: int) -> Non
     put_on_device(tree, device)
     assert tree["model"]["device"] == device
     assert tree["placement"]["engine"]["tile_rows"] == tile_rows
+
+
+def test_the_questions_of_several_hops_come_with_the_passages_they_need(tmp_path: Path) -> None:
+    settings = RealSettings(out=tmp_path, hops=True)
+    real_command._lay_out(settings)
+    train, dev = (read_questions(tmp_path / "data" / f"{name}.jsonl") for name in ("train", "dev"))
+    assert (len(train), len(dev)) == (700, 282)
+    assert sum(bool(question.hop_questions) for question in train) == 600
+    lines = (tmp_path / "data" / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    ids = {json.loads(line)["id"] for line in lines}
+    assert len(ids) == 17_588
+    for question in (*train, *dev):
+        assert len(question.gold_passage_ids) >= 2
+        assert ids.issuperset(question.gold_passage_ids)
+    assert {question.text for question in train}.isdisjoint({question.text for question in dev})
+    config = build_config(real_command._tree(settings, Path("base")), settings.recipe)
+    assert config.environment.max_turns >= max(len(each.hop_questions) for each in train)
+    assert RealSettings().recipe == "real.yaml"
 
 
 def weights(folder: Path, num_bytes: int) -> Path:

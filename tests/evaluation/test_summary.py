@@ -81,6 +81,8 @@ def test_figures_are_those_counted_by_hand() -> None:
     assert overall.answered == 0.5
     assert overall.gold_recall is not None
     assert overall.gold_recall.mean == pytest.approx((1.0 + 0.5 + 0.0) / 3)
+    assert overall.all_gold is not None
+    assert overall.all_gold.mean == pytest.approx(1 / 3)
     assert overall.pass_at == {}
     assert overall.failures == {"timeout": 1, "engine_failed": 1}
     assert list(arm.by_hops) == [1, 2]
@@ -93,6 +95,29 @@ def test_questions_that_name_no_gold_passage_have_no_recall() -> None:
     summary = summarise({"normal": scores_of([EPISODES[3]])})
     assert summary.arms["normal"].overall.gold_recall is None
     assert summary.arms["normal"].by_hops == {}
+
+
+def test_questions_answered_by_yes_or_no_are_apart() -> None:
+    episodes = [
+        replace(episode, question=replace(episode.question, golden_answers=answers))
+        for episode, answers in zip(
+            EPISODES, [("Yes.",), ("Rome",), ("no",), ("yes",)], strict=True
+        )
+    ]
+    arm = summarise({"normal": scores_of(episodes)}).arms["normal"]
+    assert arm.yes_no is not None
+    assert (arm.yes_no.num_questions, arm.yes_no.em.mean) == (3, pytest.approx(2 / 3))
+    assert summarise({"normal": scores_of(episodes[:1])}).arms["normal"].yes_no is None
+    (table,) = summary_tables(summarise({"normal": scores_of(episodes)}))
+    assert [row.label for row in table.rows if "yes" in row.label] == ["yes or no"]
+
+
+def test_figures_of_earlier_versions_are_read() -> None:
+    row = summarise({"normal": scores_of(EPISODES)}).to_json()
+    for part in (arm := row["arms"]["normal"])["by_hops"].values():
+        del part["all_gold"]
+    del arm["yes_no"], arm["overall"]["all_gold"]
+    assert EvaluationSummary.from_json(row).arms["normal"].overall.all_gold is None
 
 
 def test_a_summary_comes_back_from_json_equal() -> None:
@@ -124,7 +149,8 @@ def test_the_table_sets_before_beside_after_and_fits_a_terminal() -> None:
     assert "0.50 [0.00, 1.00]" in text
     assert "1.00 [0.21, 1.00]" in text  # one of one: Wilson, 1 / (1 + 1.96 ** 2)
     assert "1.50 → 2.00" in text
-    assert "gold" not in text, "an arm of one evaluation alone has nothing to compare"
+    assert "gold passages" not in text, "an arm of one evaluation alone has nothing to compare"
+    assert "0.50 → 1.00" in text, "one of two, then one of one found all its gold passages"
     assert "…" not in text
 
 
@@ -226,9 +252,9 @@ def test_the_terminals_tables_fit_it_and_the_reports_have_every_figure() -> None
     wide = sources_table(summary, is_wide=True)
     assert wide.columns == (
         "questions", "EM", "cover EM", "F1", "searches", "tokens", "seconds", "gold recall",
-        "answered",
+        "all gold", "answered",
     )  # fmt: skip
-    assert {len(row.cells) for row in wide.rows} == {9}
+    assert {len(row.cells) for row in wide.rows} == {10}
 
 
 def test_the_figures_of_several_samples_say_so() -> None:

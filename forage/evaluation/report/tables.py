@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from forage.evaluation.intervals import Interval
 from forage.evaluation.published import literature, protocol_rows, shared_sources
 from forage.evaluation.report.figure_table import (
     Cell,
@@ -86,6 +87,8 @@ def arms_table(
     for arm, part in summary.arms.items():
         rows.append(Row(arm_name(arm, searches), _figures(part.overall, columns), is_head=True))
         rows += [Row(hops_text(n), _figures(s, columns)) for n, s in part.by_hops.items()]
+        if part.yes_no is not None:
+            rows.append(Row("yes or no", _figures(part.yes_no, columns)))
     names = tuple(column.name for column in columns)
     return FigureTable("By arm and hops", "arm", names, tuple(rows), INTERVALS_NOTE)
 
@@ -106,8 +109,10 @@ def sources_table(
 
 
 def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> FigureTable:
-    """Exact match, F1 and searches before and after, for the slices both have."""
+    """Exact match, F1, searches and found passages before and after, for the slices both have."""
     earlier = {(arm, hops): part for arm, hops, part in before.slices()}
+    has_gold = any(part.all_gold for _, _, part in after.slices())
+    columns = ("questions", "EM before", "EM after", "F1", "searches")
     rows: list[Row] = []
     for arm, hops, now in after.slices():
         then = earlier.get((arm, hops))
@@ -119,16 +124,21 @@ def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> F
             interval_cell(now.em),
             Cell(f"{then.f1.mean:.2f} → {now.f1.mean:.2f}"),
             Cell(f"{then.searches.mean:.2f} → {now.searches.mean:.2f}"),
+            *([Cell(_pair(then.all_gold, now.all_gold))] if has_gold else []),
         )
         label = arm_name(arm) if hops is None else hops_text(hops)
         rows.append(Row(label, cells, is_head=hops is None))
     return FigureTable(
         "Before and after reinforcement learning",
         "arm",
-        ("questions", "EM before", "EM after", "F1", "searches"),
+        (*columns, "all gold") if has_gold else columns,
         tuple(rows),
         INTERVALS_NOTE,
     )
+
+
+def _pair(then: Interval | None, now: Interval | None) -> str:
+    return "–" if then is None or now is None else f"{then.mean:.2f} → {now.mean:.2f}"
 
 
 def sampled_table(
@@ -235,14 +245,15 @@ def _columns(summary: EvaluationSummary, is_wide: bool) -> list[_Column]:
         _Column("searches", lambda s: interval_cell(s.searches, has_bounds=is_wide)),
         _Column("tokens", lambda s: interval_cell(s.sampled_tokens, 0), is_wide=True),
         _Column("seconds", lambda s: interval_cell(s.seconds), is_wide=True),
-        _Column(
-            "gold recall",
-            lambda s: Cell("–") if s.gold_recall is None else interval_cell(s.gold_recall),
-            is_wide=True,
-        ),
+        _Column("gold recall", lambda s: _known(s.gold_recall), is_wide=True),
+        _Column("all gold", lambda s: _known(s.all_gold), is_wide=True),
         _Column("answered", lambda s: Cell(figure_text(s.answered))),
     ]
     return [column for column in columns if is_wide or not column.is_wide]
+
+
+def _known(interval: Interval | None) -> Cell:
+    return Cell("–") if interval is None else interval_cell(interval)
 
 
 def _pass_column(k: int, is_wide: bool) -> _Column:

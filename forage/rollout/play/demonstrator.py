@@ -158,6 +158,8 @@ class ReadingPlan:
     """The minimum number of searches before it answers."""
     conclusion: str = ""
     """The answer if no search shows one; if it is empty, the episode is dropped."""
+    is_written: bool = True
+    """Whether a passage may contain the answer in so many words."""
 
 
 def plan_reading(
@@ -167,8 +169,13 @@ def plan_reading(
     keyword_share: float,
     key_words: Callable[[str], str],
     rng: random.Random,
+    most_if_concluding: int | None = None,
 ) -> ReadingPlan:
-    """Draws a plan for ``question``; guesses are answers of ``others``."""
+    """Draws a plan for ``question``; guesses are answers of ``others``.
+
+    With ``most_if_concluding``, a plan has at most that many searches, and gives the golden answer
+    even if none of them shows it.
+    """
     short = key_words(question.text) or question.text
     if rng.random() < poor_share:
         if rng.random() < 0.5:
@@ -177,10 +184,15 @@ def plan_reading(
     queries = (short, question.text) if rng.random() < keyword_share else (question.text, short)
     answer = question.golden_answers[0]
     is_unwritten = answer.lower().strip(" .") in _UNWRITTEN
-    if question.hop_questions:
+    has_hops = bool(question.hop_questions)
+    concludes = most_if_concluding is not None
+    if has_hops and not (concludes and len(question.hop_questions) > most_if_concluding):
         queries = question.hop_questions
-    num_needed = len(queries) if question.hop_questions or is_unwritten else 0
-    return ReadingPlan(queries, "", num_needed, answer if is_unwritten else "")
+    else:
+        has_hops, queries = False, queries[:most_if_concluding]
+    num_needed = len(queries) if has_hops or is_unwritten else 0
+    conclusion = answer if is_unwritten or concludes else ""
+    return ReadingPlan(queries, "", num_needed, conclusion, not is_unwritten)
 
 
 def words_without(stop_words: Sequence[str]) -> Callable[[str], str]:
@@ -226,7 +238,7 @@ class Reader:
         plan = self._plan
         if plan.guess:
             return _answer(_GUESS, plan.guess)
-        if self._num_searches >= plan.num_needed and plan.conclusion in ("", _UNKNOWN):
+        if self._num_searches >= plan.num_needed and plan.is_written:
             found = shown_answer(observed, self._question.golden_answers)
             if found is not None:
                 return _answer(_FOUND, found)

@@ -87,9 +87,11 @@ def test_the_shares_say_how_many_are_poor_and_how_many_search_for_key_words() ->
     assert {query for plan in poor for query in plan.queries} == {"wrote", "Iliad"}
 
 
-def planned(*answers: str, hop_questions: tuple[str, ...] = ()) -> ReadingPlan:
+def planned(
+    *answers: str, hop_questions: tuple[str, ...] = (), most: int | None = None
+) -> ReadingPlan:
     question = Question("3", "Is it?", answers, "made", hop_questions=hop_questions)
-    return plan_reading(question, [OTHER], 0.0, 0.0, KEY_WORDS, random.Random(0))
+    return plan_reading(question, [OTHER], 0.0, 0.0, KEY_WORDS, random.Random(0), most)
 
 
 def test_each_simpler_question_is_searched_before_the_answer_is_given() -> None:
@@ -108,3 +110,15 @@ def test_an_answer_that_no_text_contains_is_given_after_all_searches(answer: str
     assert turns[2].endswith(f"<answer> {answer}</answer>")
     two_hops = planned(answer, hop_questions=("a?", "b?", "c?"))
     assert len(played(two_hops, "One.", "Two.", "Three.")) == 4
+
+
+def test_a_demonstration_that_always_answers_does_so_after_the_searches_it_may_have() -> None:
+    plan = planned("Homer", hop_questions=("first?", "second?"), most=1)
+    read, guessed = played(plan, "It was homer."), played(plan, "Nothing.")
+    assert [len(read), len(guessed)] == [2, 2]
+    assert "Is it?" in read[0], "a search with the question, for the steps are too many"
+    assert read[1].endswith("<answer> homer</answer>")
+    assert guessed[1].endswith("<answer> Homer</answer>")
+    both = planned("Homer", hop_questions=("first?", "second?"), most=2)
+    assert len(played(both, "One.", "Two.")) == 3
+    assert played(planned("yes", most=1), "It says no.")[1].endswith("<answer> yes</answer>")
