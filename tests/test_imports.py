@@ -63,14 +63,16 @@ LINE_BUDGETS = {
     # decides between measured options (fastest), which threads and micro-batches decided alone.
     # Questions are counted as they are verified, not as they end (progress.py).
     # A citation, which the environment's episode carries to its reader (types.py).
-    "": 2_750,
+    # Progress in the log where there is no terminal (progress.py).
+    "": 2_775,
     # Estimators and losses of the user's own (own_kind.py, loss.py); columns that only one
     # estimator or loss reads came here from training.
     "algorithms": 2_805,
     "cluster": 1_130,
     # forage questions (questions_command.py), a question writer as a target of forage sft, and
     # forage agent (agent_command.py). Updating and tuning an index (index_tuning.py).
-    "commands": 5_465,
+    # Sweeps and the groups of their runs (sweep_command.py, sweep_runs.py, run_groups.py).
+    "commands": 5_900,
     # The lessons of a question writer (warm_start_config.py). Results that a policy may ask for
     # (search_config.py).
     "config": 3_680,
@@ -89,7 +91,8 @@ LINE_BUDGETS = {
     # The results that a policy asks for (tools/search.py).
     "environment": 3_280,
     # The passages that an answer rests on (citations.py).
-    "evaluation": 3_185,
+    # Groups of runs with their seeds (seed_groups.py), and gold passages found whole.
+    "evaluation": 3_415,
     "models": 525,
     "plan": 1_935,
     # Questions made from a corpus, and a writer's lessons from labelled ones: new.
@@ -104,7 +107,8 @@ LINE_BUDGETS = {
     # The message of a lost endpoint says how the command that asks it continues. Demonstrations
     # search for one step after the other (demonstrator.py), and decoding scores eight dimensions of
     # a key at once (slot_attend.py).
-    "rollout": 7_040,
+    # Demonstrations of a policy that may search once (demonstrator.py).
+    "rollout": 7_050,
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
     "training": 7_995,

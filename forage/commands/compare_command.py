@@ -1,41 +1,69 @@
-"""``forage compare``: pairs two evaluations by question, and prints and writes the comparison."""
+"""``forage compare``: two evaluations paired by question, or groups of runs with their seeds."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
+from forage.commands.run_groups import groups_of
 from forage.disk.whole_writes import write_whole_text
 from forage.errors import UserError
 from forage.evaluation.comparison import Comparison, compare
 from forage.evaluation.report.comparison_tables import (
     comparison_table,
+    groups_table,
     left_out_text,
     played_lines,
     settings_table,
     write_comparison_markdown,
 )
-from forage.evaluation.report.figure_table import to_rich
+from forage.evaluation.report.figure_table import to_markdown, to_rich
 from forage.evaluation.result import read_result
+from forage.evaluation.seed_groups import compare_groups
 from forage.viewer.evaluation_pages import write_comparison_page
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    text = "figures written by `forage eval`"
-    parser.add_argument("first", type=Path, metavar="A.json", help=text)
-    text = "figures of another evaluation of the same questions"
-    parser.add_argument("second", type=Path, metavar="B.json", help=text)
-    text = "file to write the comparison to: a page, Markdown or JSON, by its suffix"
+    text = (
+        "two or more files of figures (`forage eval`), or the directory of a sweep; more than two "
+        "are grouped by setting, and compared with the first group"
+    )
+    parser.add_argument("figures", type=Path, nargs="+", metavar="FIGURES.json", help=text)
+    text = (
+        "file to write the comparison to: a page (two evaluations only), Markdown or JSON, by its "
+        "suffix"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE.html|.md|.json", help=text)
 
 
 def run(args: Namespace) -> int:
-    run_comparison(args.first, args.second, args.out)
+    if len(args.figures) == 2 and not any(path.is_dir() for path in args.figures):
+        first, second = args.figures
+        run_comparison(first, second, args.out)
+    else:
+        print_groups(args.figures, Console(), args.out)
     return 0
+
+
+def print_groups(paths: Sequence[Path], console: Console, out: Path | None = None) -> None:
+    """Prints the table of groups of runs and writes ``out``; raises ``UserError``."""
+    if out is not None and out.suffix not in (".md", ".json"):
+        raise UserError(f"--out is {out}, but must end in .md or .json for groups of runs")
+    grouped = {
+        name: [read_result(file) for file in files] for name, files in groups_of(paths).items()
+    }
+    comparison = compare_groups(grouped)
+    table = groups_table(comparison)
+    if out is not None:
+        is_json = out.suffix == ".json"
+        text = json.dumps(asdict(comparison), indent=1) if is_json else to_markdown(table)
+        write_whole_text(out, text + "\n")
+    console.print(to_rich(table, console.width))
 
 
 def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:

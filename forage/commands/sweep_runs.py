@@ -1,0 +1,142 @@
+"""The runs of a sweep: every combination of the listed values, and what has become of each.
+
+``key=a,b`` lists values, ``key=0..4`` whole numbers; commas inside brackets or quotes belong to a
+value. ``sweep.json`` says how each run ended, so that a repeated sweep does the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+
+from forage.disk.whole_writes import write_whole_text
+from forage.errors import UserError
+from forage.remote.plain_file import read_json
+
+STATE_FILE = "sweep.json"
+SEED = "seed"
+_MOST_RUNS = 1000
+_MAX_BYTES = 2**24
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_PIECE = re.compile(r"""[^,\[\]{}"']+|"[^"]*"|'[^']*'|.""")
+_UNSAFE = re.compile(r"[^\w.+=,-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """One combination: its name, which is its directory's, and its settings as overrides."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+    @property
+    def group(self) -> str:
+        """The combination without its seed."""
+        parts = [each for each in self.name.split(",") if not each.startswith(f"{SEED}=")]
+        return ",".join(parts) or "all"
+
+
+def expand(words: Sequence[str]) -> list[SweepRun]:
+    """All combinations of ``key=a,b`` words, the last one varying fastest; raises ``UserError``."""
+    listed: list[tuple[str, list[str]]] = []
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise UserError(f"{word!r} is no setting; write key=value, or key=a,b,c for several")
+        listed.append((key, _values(key, text)))
+    count = Counter(key for key, _ in listed).most_common(1)
+    if count and count[0][1] > 1:
+        raise UserError(f"{count[0][0]} is given {count[0][1]} times; list its values with commas")
+    swept = [key for key, values in listed if len(values) > 1]
+    short = {key: key.rpartition(".")[2] for key in swept}
+    is_clear = len(set(short.values())) == len(short)
+    runs: list[SweepRun] = []
+    for values in product(*(values for _, values in listed)):
+        pairs = list(zip((key for key, _ in listed), values, strict=True))
+        named = [f"{short[k] if is_clear else k}={v}" for k, v in pairs if k in short]
+        name = ",".join(_UNSAFE.sub("-", part.replace(",", "-")) for part in named) or "run"
+        runs.append(SweepRun(name, tuple(f"{key}={value}" for key, value in pairs)))
+    if len(runs) > _MOST_RUNS:
+        raise UserError(f"these are {len(runs):,} combinations; list fewer than {_MOST_RUNS:,}")
+    same = Counter(run.name for run in runs).most_common(1)
+    if same[0][1] > 1:
+        raise UserError(f"{same[0][1]} combinations are named {same[0][0]}; list each value once")
+    return runs
+
+
+def _values(key: str, text: str) -> list[str]:
+    """The values of one setting.
+
+    >>> _values("seed", "0..2"), _values("a", "[1,2]"), _values("a", "{kind: x, y: 1},rloo")
+    (['0', '1', '2'], ['[1,2]'], ['{kind: x, y: 1}', 'rloo'])
+    """
+    if match := _RANGE.fullmatch(text):
+        first, last = int(match[1]), int(match[2])
+        if not first <= last < first + _MOST_RUNS:
+            raise UserError(f"{key}={text} is not a range; write the smaller number first")
+        return [str(number) for number in range(first, last + 1)]
+    values, depth = [""], 0
+    for piece in _PIECE.findall(text):
+        depth += (piece in "[{") - (piece in "]}")
+        if piece == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += piece
+    if len(values) > 1 and not all(value.strip() for value in values):
+        raise UserError(f"{key}={text} has an empty value between its commas")
+    return values
+
+
+@dataclass(slots=True)
+class SweepState:
+    """How the runs of a sweep ended; saved in ``sweep.json``."""
+
+    path: Path
+    recipe: str
+    ended: dict[str, int] = field(default_factory=dict)
+    """Exit codes by name; a run that is not in it has not ended."""
+    overrides: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, out: Path, recipe_text: str, runs: Sequence[SweepRun]) -> SweepState:
+        """The state in ``out``; raises ``UserError`` if it belongs to another sweep.
+
+        More values may be added to a sweep, but its recipe and other settings stay.
+        """
+        path, digest = out / STATE_FILE, hashlib.sha256(recipe_text.encode()).hexdigest()[:12]
+        state = cls(path, digest)
+        if path.exists():
+            state = cls.read(out)
+            if state.recipe != digest:
+                raise UserError(f"{out} has the sweep of another recipe; choose another --out")
+        elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"{out} exists but has no {STATE_FILE}; choose another --out")
+        for run in runs:
+            before = state.overrides.setdefault(run.name, run.overrides)
+            if before != run.overrides:
+                raise UserError(
+                    f"{out} has a run {run.name} with {' '.join(before)}, not "
+                    f"{' '.join(run.overrides)}; choose another --out"
+                )
+        return state
+
+    @classmethod
+    def read(cls, out: Path) -> SweepState:
+        path = out / STATE_FILE
+        row = read_json(path, _MAX_BYTES)
+        try:
+            overrides = {str(name): tuple(map(str, v)) for name, v in row["overrides"].items()}
+            ended = {str(name): int(code) for name, code in row["ended"].items()}
+            return cls(path, str(row["recipe"]), ended, overrides)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{path} is not the file of a sweep ({error})") from error
+
+    def save(self) -> None:
+        row = {name: value for name, value in asdict(self).items() if name != "path"}
+        write_whole_text(self.path, json.dumps(row, indent=1) + "\n")

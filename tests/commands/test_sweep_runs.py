@@ -1,0 +1,110 @@
+"""Which runs a sweep consists of, what it notes of them, and how they are grouped."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from forage.commands import sweep_runs
+from forage.commands.run_groups import groups_of
+from forage.commands.sweep_runs import SweepRun, SweepState, expand
+from forage.errors import UserError
+
+
+def test_the_worked_examples_are_right() -> None:
+    assert doctest.testmod(sweep_runs) == (0, 1)
+
+
+def test_every_combination_is_a_run_named_after_what_differs() -> None:
+    runs = expand(["algorithm.advantage=grpo,rloo", "seed=0..1", "trainer.num_steps=3"])
+    assert [run.name for run in runs] == [
+        "advantage=grpo,seed=0",
+        "advantage=grpo,seed=1",
+        "advantage=rloo,seed=0",
+        "advantage=rloo,seed=1",
+    ]
+    assert runs[2].overrides == ("algorithm.advantage=rloo", "seed=0", "trainer.num_steps=3")
+    assert [run.group for run in runs] == ["advantage=grpo"] * 2 + ["advantage=rloo"] * 2
+
+
+def test_settings_with_the_same_last_word_are_named_whole() -> None:
+    (first, *_) = expand(["search.topk=1,2", "evaluation.other_search.topk=1,2"])
+    assert first.name == "search.topk=1,evaluation.other_search.topk=1"
+
+
+def test_names_are_directories() -> None:
+    (first, _) = expand(["model.path=/models/a,../b"])
+    assert first.name == "path=-models-a"
+    assert "/" not in expand(["algorithm.advantage={kind: grpo, x: 1},rloo"])[0].name
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["seed"], "is no setting"),
+        (["seed=4..1"], "smaller number first"),
+        (["a=1,,2"], "an empty value"),
+        (["a=1", "a=2"], "given 2 times"),
+        (["a=1,1"], "2 combinations are named a=1"),
+        (["a=0..99", "b=0..99"], "10,000 combinations"),
+    ],
+)
+def test_what_makes_no_runs_is_refused(words: list[str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        expand(words)
+
+
+def test_a_sweep_remembers_how_its_runs_ended_and_takes_more(tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    out.mkdir()
+    state = SweepState.open(out, "recipe", expand(["seed=0..1"]))
+    state.ended = {"seed=0": 0, "seed=1": 2}
+    state.save()
+    again = SweepState.open(out, "recipe", expand(["seed=0..2"]))
+    assert again.ended == {"seed=0": 0, "seed=1": 2}
+    assert list(again.overrides) == ["seed=0", "seed=1", "seed=2"]
+    with pytest.raises(UserError, match="another recipe"):
+        SweepState.open(out, "another", expand(["seed=0..1"]))
+    with pytest.raises(UserError, match="has a run seed=0 with"):
+        SweepState.open(out, "recipe", expand(["seed=0..1", "trainer.num_steps=9"]))
+    (out / "sweep.json").write_text('{"recipe": 1}')
+    with pytest.raises(UserError, match="not the file of a sweep"):
+        SweepState.read(out)
+    with pytest.raises(UserError, match="has no sweep.json"):
+        SweepState.open(tmp_path, "recipe", [])
+
+
+def figures(folder: Path, settings: str = "") -> Path:
+    file = folder / "evaluation" / "final.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    if settings:
+        (folder / "config.yaml").write_text(settings)
+    return file
+
+
+def test_the_runs_of_a_sweep_are_grouped_by_what_was_swept(tmp_path: Path) -> None:
+    runs = [SweepRun(f"topk={k},seed={s}", (f"search.topk={k}",)) for k in (1, 3) for s in (0, 1)]
+    state = SweepState.open(tmp_path, "recipe", runs)
+    files = [figures(tmp_path / run.name) for run in runs]
+    state.save()
+    with pytest.raises(UserError, match="no run of .* has ended with figures"):
+        groups_of([tmp_path])
+    state.ended = dict.fromkeys((run.name for run in runs), 0) | {"topk=3,seed=1": 1}
+    state.save()
+    assert groups_of([tmp_path]) == {"topk=1": files[:2], "topk=3": files[2:3]}
+    with pytest.raises(UserError, match="is not the directory of a sweep"):
+        groups_of([tmp_path / "topk=1,seed=0"])
+
+
+def test_files_are_grouped_by_the_settings_of_their_runs(tmp_path: Path) -> None:
+    """Seeds, names and addresses do not make groups."""
+    texts = [
+        f"seed: {seed}\noutput_dir: {seed}\nsearch: {{topk: {topk}, url: 'http://h:{seed}'}}\n"
+        for topk in (1, 3)
+        for seed in (0, 1)
+    ]
+    files = [figures(tmp_path / str(n), text) for n, text in enumerate(texts)]
+    assert groups_of(files) == {"search.topk=1": files[:2], "search.topk=3": files[2:]}
+    alone = figures(tmp_path / "alone")
+    assert groups_of([alone]) == {str(alone.with_suffix("")): [alone]}
