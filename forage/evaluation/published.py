@@ -7,7 +7,7 @@ for the sets that it covers. Nothing here draws tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from statistics import fmean
@@ -23,16 +23,32 @@ from forage.evaluation.summary import ArmSummary
 
 @dataclass(frozen=True, slots=True)
 class PublishedResult:
-    """One row of a published table: exact match by data source, and ``average`` over all seven."""
+    """One row of a published table: exact match by data source, and ``average`` over all seven.
+
+    ``em`` is empty if only the average is known.
+    """
 
     model: str
     method: str
     origin: str
-    em: dict[str, float]
     average: float
+    em: dict[str, float] = field(default_factory=dict)
 
-    def average_over(self, sources: Sequence[str]) -> float:
-        return fmean(self.em[source] for source in sources)
+    def average_over(self, sources: Sequence[str]) -> float | None:
+        """The mean over ``sources``; None if it is not known."""
+        if self.em:
+            return fmean(self.em[source] for source in sources)
+        return self.average if len(sources) == len(literature().names) else None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedResult:
+    """A published accuracy on BrowseComp-Plus, as a judging model counts it."""
+
+    model: str
+    search: str
+    accuracy: float
+    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +78,7 @@ class Literature:
     protocol: SharedProtocol
     origins: dict[str, ResultOrigin]
     results: tuple[PublishedResult, ...]
+    browsecomp_plus: tuple[JudgedResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,8 @@ def literature() -> Literature:
     text = (resources.files("forage.evaluation") / "published.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.safe_load(text)
     for row in tree["results"]:
-        row["em"] = dict(zip(tree["names"], row["em"], strict=True))
+        if "em" in row:
+            row["em"] = dict(zip(tree["names"], row["em"], strict=True))
     return TypeAdapter(Literature).validate_python(tree)
 
 

@@ -32,7 +32,12 @@ from forage.evaluation.report.labels import (
     how_played,
     source_name,
 )
-from forage.evaluation.report.tables import protocol_table, published_table, summary_tables
+from forage.evaluation.report.tables import (
+    judged_table,
+    protocol_table,
+    published_table,
+    summary_tables,
+)
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import ArmSummary
 from forage.viewer.pages import render_page
@@ -73,6 +78,7 @@ def write_evaluation_page(path: Path, result: EvaluationResult) -> None:
 
 def render_evaluation_page(result: EvaluationResult) -> str:
     published = published_table(result)
+    shown = published or judged_table(result)
     return render_page(
         "evaluation.html",
         result=result,
@@ -80,7 +86,7 @@ def render_evaluation_page(result: EvaluationResult) -> str:
         charts=_evaluation_charts(result),
         how_played=how_played(result.protocol),
         tables=summary_tables(result.summary, result.protocol.searches, is_wide=True),
-        published=published,
+        published=shown,
         differences=None if published is None else protocol_table(result),
         facts=facts(result),
     )

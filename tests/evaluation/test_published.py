@@ -7,7 +7,13 @@ import pytest
 
 from forage.data.published.benchmarks import TEST_SETS
 from forage.evaluation.published import literature, protocol_rows, shared_sources
-from forage.evaluation.report.tables import protocol_table, published_table, render_markdown
+from forage.evaluation.report.tables import (
+    judged_table,
+    protocol_table,
+    published_table,
+    render_markdown,
+)
+from forage.viewer.evaluation_pages import render_evaluation_page
 from tests.evaluation.results import PROTOCOL, make_result, make_score
 
 
@@ -17,8 +23,10 @@ def test_the_sets_are_those_of_the_benchmarks_in_their_order() -> None:
 
 def test_every_published_average_is_the_plain_mean_of_its_seven_figures() -> None:
     """This detects a mistyped digit; published averages are rounded to three digits."""
-    assert len(literature().results) == 10
-    for result in literature().results:
+    assert len(literature().results) == 15
+    whole = [result for result in literature().results if result.em]
+    assert len(whole) == 11
+    for result in whole:
         assert result.average == pytest.approx(fmean(result.em.values()), abs=0.00051)
         assert result.average_over(TEST_SETS) == pytest.approx(result.average, abs=0.00051)
 
@@ -55,6 +63,26 @@ def test_all_seven_give_the_published_average() -> None:
     assert table.columns[-1] == "average"
     ppo = next(row for row in table.rows if row.label == "7B Search-R1, PPO, base")
     assert ppo.cells[-1].text == "0.431"
+
+
+def test_a_method_with_only_an_average_is_shown_beside_all_seven_sets_only() -> None:
+    table, some = published_table(mine(*TEST_SETS)), published_table(mine("nq"))
+    assert table is not None
+    assert some is not None
+    row = next(row for row in table.rows if row.label == "3B Search-E1, no teacher")
+    assert [cell.text for cell in row.cells] == ["–"] * 7 + ["0.440"]
+    assert not any("Search-E1" in row.label for row in some.rows)
+
+
+def test_browsecomp_plus_is_shown_beside_judged_accuracies() -> None:
+    table = judged_table(mine("browsecomp-plus"))
+    assert table is not None
+    assert len(table.rows) == 10
+    assert table.rows[0].is_own
+    assert "2508.06600" in table.note
+    assert judged_table(mine("nq")) is None
+    assert "## BrowseComp-Plus" in render_markdown(mine("browsecomp-plus"))
+    assert "GPT-5.5" in render_evaluation_page(mine("browsecomp-plus"))
 
 
 def test_ones_own_average_is_left_out_where_other_sources_are_in_it() -> None:

@@ -73,11 +73,15 @@ def asearcher_question(record: Record) -> Question:
     return record.question(row.get("question"), answers, '"answer"')
 
 
+BROWSECOMP_PLUS = "browsecomp-plus"
+
+
 def browsecomp_plus_question(record: Record) -> Question:
     """The question in ``{"query_id", "query", "answer"}``, decrypted, without gold documents."""
     row = record.row
     question = record.question(row["query"], row["answer"], '"answer"', '"query"')
-    return replace(question, id=str(row.get("query_id") or record.default_id))
+    key = str(row.get("query_id") or record.default_id)
+    return replace(question, id=key, source=BROWSECOMP_PLUS)
 
 
 # A row has the first form that matches.
@@ -107,7 +111,7 @@ _FORMS = {
         asearcher_question,
         ("answer", "aug_answer"),
     ),
-    "browsecomp-plus": _Form(
+    BROWSECOMP_PLUS: _Form(
         "query_id, query, answer (BrowseComp-Plus)",
         lambda row: {"query_id", "query", "answer"} <= row.keys(),
         browsecomp_plus_question,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from forage.data.forms.forms import BROWSECOMP_PLUS
 from forage.evaluation.intervals import Interval
 from forage.evaluation.published import literature, protocol_rows, shared_sources
 from forage.evaluation.report.figure_table import (
@@ -173,8 +174,11 @@ def published_table(result: EvaluationResult) -> FigureTable | None:
     method = "" if result.protocol.method == "search" else f", {result.protocol.method}"
     rows = [Row(f"{result.name} (yours{method})", (*own, average), is_head=True, is_own=True)]
     for other in literature().results:
-        cells = [Cell(figure_text(other.em[source], 3)) for source in sources]
-        cells.append(Cell(figure_text(other.average_over(sources), 3)))
+        average = other.average_over(sources)
+        if average is None:
+            continue
+        cells = [Cell(figure_text(other.em[s], 3) if other.em else "–") for s in sources]
+        cells.append(Cell(figure_text(average, 3)))
         rows.append(Row(f"{other.model} {other.method}", tuple(cells)))
     names = [source_name(source) for source in sources]
     over = "average" if len(sources) == len(literature().names) else f"average of {len(names)}"
@@ -186,6 +190,27 @@ def published_table(result: EvaluationResult) -> FigureTable | None:
     return FigureTable(
         "Compared with published results", "model", (*names, over), tuple(rows), note
     )
+
+
+def judged_table(result: EvaluationResult) -> FigureTable | None:
+    """Published accuracy on BrowseComp-Plus, if its questions were evaluated; otherwise None."""
+    arm = result.summary.arms.get("normal")
+    part = None if arm is None else arm.by_source.get(BROWSECOMP_PLUS)
+    if part is None:
+        return None
+    own = (Cell(result.protocol.retriever or ""), interval_cell(part.em, 3), Cell("exact match"))
+    rows = [Row(f"{result.name} (yours)", own, is_head=True, is_own=True)]
+    rows += [
+        Row(each.model, (Cell(each.search), Cell(figure_text(each.accuracy, 3)), Cell("judged")))
+        for each in literature().browsecomp_plus
+    ]
+    urls = ", ".join(dict.fromkeys(each.url for each in literature().browsecomp_plus))
+    note = (
+        "In the published figures a model judged the answers, which accepts more than exact match: "
+        f"the rows show the scale, not a ranking. Sources: {urls}."
+    )
+    columns = ("search", "accuracy", "scored by")
+    return FigureTable("BrowseComp-Plus", "model", columns, tuple(rows), note, has_words=True)
 
 
 def protocol_table(result: EvaluationResult) -> FigureTable:
@@ -217,6 +242,9 @@ def render_markdown(result: EvaluationResult) -> str:
         parts.append("What a search returns in each arm:")
         notes = [f"- {arm_name(arm)}: {ARM_NOTES.get(arm, '')}" for arm in result.summary.arms]
         parts.append("\n".join(notes))
+    judged = judged_table(result)
+    if judged is not None:
+        parts += [f"## {judged.title}", to_markdown(judged)]
     published = published_table(result)
     if published is not None:
         parts += [f"## {published.title}", to_markdown(published)]

@@ -108,7 +108,7 @@ FORMS: list[tuple[str, dict[str, Any], Question]] = [
     (
         "browsecomp-plus",
         {"query_id": "769", "query": WHO, "answer": "Ann", "gold_docs": [{"docid": "1"}]},
-        Question("769", WHO, ("Ann",), "f"),
+        Question("769", WHO, ("Ann",), "browsecomp-plus"),
     ),
     (
         "flat",
