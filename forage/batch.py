@@ -134,16 +134,31 @@ def _fields_M(record: Credited | Tokens) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Informed:
+    """Sequences of a micro-batch as a teacher reads them, each after tokens of a sibling.
+
+    ``source_N`` is the index of each token in the micro-batch, -1 for a sibling's.
+    """
+
+    packed: Packed
+    source_N: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """A micro-batch: whole episodes, packed, and what the loss needs to know about their tokens.
 
     ``is_sampled_N`` is true where the policy chose the token and no correction has rejected it;
-    ``tokens`` holds only those tokens. The prediction of token i is at position i - 1.
+    ``tokens`` holds only those tokens. ``is_result_N`` is true where a tool returned the token, and
+    ``informed`` has the sequences with a teacher that knows a sibling. The prediction of token i is
+    at position i - 1.
     """
 
     packed: Packed
     is_sampled_N: Tensor
+    is_result_N: Tensor
     tokens: Tokens
+    informed: Informed | None = None
 
 
 @dataclass(frozen=True, slots=True)

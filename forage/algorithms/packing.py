@@ -19,7 +19,8 @@ from itertools import accumulate, chain, pairwise
 
 import torch
 
-from forage.batch import Batch, Credited, Packed, Rows, Sequences, Tokens
+from forage.algorithms.loss.hindsight_loss import HINDSIGHT
+from forage.batch import Batch, Credited, Informed, Packed, Rows, Sequences, Tokens
 from forage.types import Episode, Origin
 
 CostOf = Callable[[int], float]
@@ -194,11 +195,39 @@ def lay(credited: Sequence[Credited]) -> Rows:
         **{name: columns.pop(name) for name in _COLUMNS},
         extra=columns,
     )
-    return Rows(packed, is_sampled_N, tokens)
+    is_result_N = torch.tensor([is_it for each in credited for is_it in _are_results(each.episode)])
+    return Rows(packed, is_sampled_N, is_result_N, tokens, _informed(credited, packed))
+
+
+def _are_results(episode: Episode) -> list[bool]:
+    """Whether each token is from the result of a call; our own messages are not."""
+    turn, are_results = -1, list[bool]()
+    for segment in episode.segments:
+        turn += segment.origin is Origin.SAMPLED
+        calls = episode.turns[turn].calls if 0 <= turn < len(episode.turns) else ()
+        is_result = segment.origin is Origin.OBSERVATION and bool(calls)
+        is_result = is_result and all(call.failure is None for call in calls)
+        are_results += [is_result] * len(segment.token_ids_T)
+    return are_results
+
+
+def _informed(credited: Sequence[Credited], packed: Packed) -> Informed | None:
+    """The sequences that have a better sibling, each after its tokens."""
+    sequences: list[list[int]] = []
+    sources: list[int] = []
+    for each, start, end in zip(credited, packed.starts_S1, packed.starts_S1[1:], strict=False):
+        if HINDSIGHT in each.extra:
+            first = each.extra[HINDSIGHT].tolist()
+            sequences.append([*first, *each.episode.token_ids_T])
+            sources += [*[-1] * len(first), *range(start, end)]
+    if not sequences:
+        return None
+    return Informed(lay_end_to_end(sequences), torch.tensor(sources, dtype=torch.int64))
 
 
 def empty_rows() -> Rows:
     """A micro-batch of one token that is not trained, for a rank that has no other."""
     nothing, numbers = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
     tokens = Tokens(*[nothing] * 7, *[numbers] * 2, sequences=Sequences(numbers, 1))
-    return Rows(lay_end_to_end([[0]]), torch.tensor([False]), tokens)
+    no_N = torch.tensor([False])
+    return Rows(lay_end_to_end([[0]]), no_N, no_N, tokens)

@@ -7,7 +7,8 @@ docs/algorithms.md has each option's formula, paper and key.
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -38,19 +39,25 @@ from forage.algorithms.loss.cispo_loss import CispoLoss
 from forage.algorithms.loss.clipped_loss import ClippedLoss
 from forage.algorithms.loss.corrections import CorrectionConfig
 from forage.algorithms.loss.covariance_losses import ClipCovLoss, KlCovLoss
+from forage.algorithms.loss.distill_loss import DistillLoss
 from forage.algorithms.loss.dppo_loss import DppoKlLoss, DppoTvLoss
 from forage.algorithms.loss.dro_loss import DroLoss
 from forage.algorithms.loss.gmpo_loss import GmpoLoss
 from forage.algorithms.loss.gspo_loss import GspoLoss
+from forage.algorithms.loss.hindsight_loss import HindsightLoss
 from forage.algorithms.loss.interpolated_loss import InterpolatedLoss
 from forage.algorithms.loss.kl import KlConfig
 from forage.algorithms.loss.loss import Loss
+from forage.algorithms.loss.observations_loss import ObservationsLoss
 from forage.algorithms.loss.protection import LikelihoodProtectionConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.loss.sapo_loss import SapoLoss
 from forage.algorithms.loss.sequence_mask import SequenceMaskConfig
 from forage.algorithms.own_kind import WRITES_OWN_KIND, OwnEstimator, OwnKind, OwnLoss
 from forage.settings import Frozen, kind_or
+
+if TYPE_CHECKING:
+    from forage.batch import Credited
 
 Advantage = Annotated[
     Grpo
@@ -95,6 +102,9 @@ Aggregate = Annotated[
     Field(discriminator="kind"),
     kind_or("token_mean"),
 ]
+TokenLossConfig = Annotated[
+    ObservationsLoss | DistillLoss | HindsightLoss, Field(discriminator="kind"), kind_or(None)
+]
 
 
 class AlgorithmConfig(Frozen):
@@ -118,6 +128,8 @@ class AlgorithmConfig(Frozen):
     """KL penalty towards a reference model; null: off."""
     likelihood_protection: LikelihoodProtectionConfig | None = None
     """Keeps correct actions likely (LLDS); null: off."""
+    token_losses: tuple[TokenLossConfig, ...] = ()
+    """Further signals for single tokens: tool results, a teacher, better siblings."""
     overlong: OverlongConfig | None = None
     """Penalty for long episodes; null: off."""
     dynamic_sampling: DynamicSamplingConfig | None = None
@@ -136,6 +148,24 @@ class AlgorithmConfig(Frozen):
         """The reward of turns that asks the policy for its belief in the golden answer."""
         estimator = self.advantage
         return estimator.information_gain if isinstance(estimator, TurnRewards) else None
+
+    @property
+    def teacher(self) -> str | None:
+        """The path of the model that teaches ``distill``."""
+        paths = [each.teacher for each in self.token_losses if isinstance(each, DistillLoss)]
+        return paths[0] if paths else None
+
+    @property
+    def num_teachers(self) -> int:
+        """The number of distributions that each of the policy's is compared with."""
+        return sum(each.has_teacher for each in self.token_losses)
+
+    def mark(self, credited: Sequence[Credited]) -> list[Credited]:
+        """Fills in the extra columns that the losses read, over an optimizer step's episodes."""
+        marked = self.loss.mark(credited)
+        for each in self.token_losses:
+            marked = each.mark(marked)
+        return marked
 
     @property
     def needs_recomputed_logprobs(self) -> bool:
@@ -162,6 +192,16 @@ class AlgorithmConfig(Frozen):
                 "algorithm.train_observations: a critic has no value and no return for tokens that "
                 f"the policy did not sample; use another advantage than {self.advantage.kind}, or "
                 "set it to false"
+            )
+        kinds = [each.kind for each in self.token_losses]
+        if twice := [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]:
+            raise ValueError(
+                f"algorithm.token_losses has {twice[0]} {kinds.count(twice[0])} times; keep one"
+            )
+        if kinds and self.train_observations:
+            raise ValueError(
+                "algorithm.train_observations makes observations the policy's own tokens, which "
+                f"the masks of algorithm.token_losses ({', '.join(kinds)}) tell apart; remove one"
             )
         in_reward = self.kl is not None and self.kl.place == "reward"
         if isinstance(self.advantage, Gdpo) and (in_reward or self.overlong is not None):

@@ -142,6 +142,13 @@ def _placement_fits(run: RunConfig) -> None:
             "model.arithmetic needs a single process; ranks gather their weights in "
             "placement.trainer.compute_dtype: set that instead"
         )
+    taught = [each.kind for each in run.algorithm.token_losses if each.has_teacher]
+    if taught and placement.num_ranks is not None:
+        raise ValueError(
+            f"algorithm.token_losses: {taught[0]} needs a single process, in which the teacher "
+            f"and the policy compute together, but placement has {placement.num_ranks} ranks; "
+            "remove one of the two"
+        )
     if run.model.compile and placement.num_ranks is not None:
         raise ValueError(
             "model.compile needs a single process: ranks gather a sharded layer around each "

@@ -55,6 +55,7 @@ from forage.training.objective import compare, merge, micro_batch_loss
 from forage.training.packed_check import check_packed
 from forage.training.ranks.on_ranks import InProcess, OnRanks
 from forage.training.ranks.sharding import Ranks
+from forage.training.token_streams import TokenStreams
 
 LOG = logging.getLogger(__name__)
 
@@ -83,16 +84,18 @@ class LocalTrainer:
         golden: GoldenBeliefs | None = None,
         device_type: str | None = None,
         cost: LearningCost | None = None,
+        teacher: PreTrainedModel | None = None,
     ) -> None:
         """With a ``placement``, this process is one of several ranks, which share the models.
 
         ``device_type`` is where ranks keep their parts (by default where ``model`` is). ``cost``
         tells whether a step's micro-batches fit the free memory; without it their sizes are fixed.
         ``golden`` scores golden answers, for estimators that reward the policy's belief in them.
+        ``teacher`` is the model that ``algorithm.token_losses`` distill.
         """
-        attention.install(model)
-        if reference is not None:
-            attention.install(reference)
+        for each in (model, reference, teacher):
+            if each is not None:
+                attention.install(each)
         self.model = model
         self.version = 0
         """The number of optimizer steps taken: the policy version of the current weights."""
@@ -111,6 +114,7 @@ class LocalTrainer:
         if critic is not None:
             assert algorithm.critic is not None, "a critic is built only if the estimator reads one"
             self.critic = CriticTrainer(critic, algorithm.critic, max_skipped, self._process)
+        self._streams = TokenStreams(algorithm.token_losses, teacher)
         self._num_learnt = 0
         self._skipped = SkippedUpdates("the", _REMEDY, max_skipped)
         self._config = config
@@ -163,7 +167,7 @@ class LocalTrainer:
         metrics |= self._micro_batches.metrics()
         sizes = (self._config.num_mini_batches, self._micro_batches.max_tokens)
         num_at_once = self._process.num_data_ranks
-        mark = self._algorithm.loss.mark
+        mark = self._algorithm.mark
         return pack_mini_batches(credited_P, mark, *sizes, self._cost_of, num_at_once), metrics
 
     def _fit_memory(self, credited_P: Sequence[Sequence[Credited]]) -> None:
@@ -220,6 +224,7 @@ class LocalTrainer:
         learning_rate = self._learning_rate(rate_factor)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        counts = self._streams.counts(batch)
         loss_of = partial(
             micro_batch_loss,
             batch=batch,
@@ -228,10 +233,13 @@ class LocalTrainer:
             temperature=self._temperature,
             version=self.version,
             kl_coefficient=self.kl_coefficient,
+            streams=self._streams,
+            counts=counts,
         )
         shares = self._process.accumulate(self._policy, batch.rows, loss_of)
         metrics = {"loss/total": sum(loss for loss, _ in shares)}
-        metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
+        metrics |= means([each for _, (each, _, _) in shares], batch.num_sampled_tokens)
+        metrics |= self._streams.metrics([each for _, (_, _, each) in shares], counts)
         grad_norm = self._process.clip(self._policy, self._config.max_grad_norm)
         when = f"policy version {self.version} (the loss is {metrics['loss/total']:.4g})"
         is_skipped = self._skipped.is_next(grad_norm, when)
@@ -244,7 +252,7 @@ class LocalTrainer:
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
-        metrics |= compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
+        metrics |= compare(batch, [logprobs_M for _, (_, logprobs_M, _) in shares])
         metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": float(is_skipped)}
         return metrics | {"optimizer/learning_rate": learning_rate}
 

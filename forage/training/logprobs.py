@@ -30,8 +30,11 @@ GPU_LOGITS_PER_CHUNK = 1 << 26
 BACKEND = "inductor"
 """The compiler of operations on logits, if the model's layers are compiled."""
 
-Summary = Callable[[Tensor], Tensor]
-"""A number per position [C] of its distribution, from log-probabilities [C, V]."""
+Summary = Callable[..., Tensor]
+"""Numbers per position [C] or [C, K] of its distribution, from log-probabilities [C, V].
+
+More arguments are its rows of the ``extras``.
+"""
 
 
 def entropy(logprobs_CV: Tensor) -> Tensor:
@@ -60,6 +63,7 @@ class TokenLogprobs(nn.Module):
         temperature: float,
         has_entropy_gradient: bool = False,
         summary: Summary = entropy,
+        extras: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor]:
         # FSDP moves a root's tensor arguments to its GPU, but not those inside ``packed``.
         is_wanted_N = is_wanted_N.to(packed.token_ids_N.device)
@@ -71,6 +75,7 @@ class TokenLogprobs(nn.Module):
             has_entropy_gradient,
             self.sequence_ranks,
             summary,
+            extras,
         )
 
 
@@ -91,10 +96,12 @@ def token_logprobs(
     has_entropy_gradient: bool = False,
     sequence_ranks: SequenceRanks | None = None,
     summary: Summary = entropy,
+    extras: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy (nats) of each wanted token: [M] and [M], in order.
 
-    Another ``summary`` of each token's distribution may replace the entropy.
+    Another ``summary`` of each token's distribution may replace the entropy; it also gets the
+    token's row of each of the ``extras`` [M, ...].
 
     ``is_wanted_N`` marks tokens of ``packed``; a token is predicted at the position before it, so
     the first token of a sequence cannot be wanted. Temperature 0 means 1. The entropy has a
@@ -111,6 +118,7 @@ def token_logprobs(
         temperature or 1.0,
         has_entropy_gradient,
         summary,
+        extras,
     )
     if sequence_ranks is not None:
         values_M = sequence_ranks.join(values_M, is_wanted_N)
@@ -160,13 +168,18 @@ def logits_per_chunk(device_type: str) -> int:
 
 
 def _of_logits(
-    logits_CV: Tensor, targets_C: Tensor, temperature: float, with_gradient: bool, summary: Summary
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    temperature: float,
+    with_gradient: bool,
+    summary: Summary,
+    *extras: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The targets' log-probabilities [C] and the summary [C], with or without its gradient."""
     dtype = torch.promote_types(logits_CV.dtype, torch.float32)  # tests compute in float64
     logprobs_CV = torch.log_softmax(logits_CV.to(dtype) / temperature, dim=-1)
     with torch.set_grad_enabled(with_gradient):
-        summary_C = summary(logprobs_CV)
+        summary_C = summary(logprobs_CV, *extras)
     return logprobs_CV.gather(1, targets_C[:, None])[:, 0], summary_C
 
 
@@ -183,6 +196,7 @@ def head_logprobs(
     temperature: float,
     has_entropy_gradient: bool = False,
     summary: Summary = entropy,
+    extras: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
     """``log_softmax(head(hidden) / temperature)`` at the targets, and its summary, by chunks."""
     head = model.get_output_embeddings()
@@ -192,18 +206,17 @@ def head_logprobs(
     # Chunks of equal size: a short last one would use a kernel with other sums than the engine's.
     num_chunks = max(1, -(-len(hidden_MH) // size))
 
-    of_logits = _compiled() if is_compiled(model) else _of_logits
+    # A teacher's comparison is another function for each micro-batch, so it is not compiled.
+    of_logits = _compiled() if is_compiled(model) and not extras else _of_logits
     with_gradient = has_entropy_gradient and torch.is_grad_enabled()
 
-    def one_chunk(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    def one_chunk(hidden_CH: Tensor, targets_C: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
         logits_CV = known_logits(model, logits_of(model, hidden_CH))
-        return of_logits(logits_CV, targets_C, temperature, with_gradient, summary)
+        return of_logits(logits_CV, targets_C, temperature, with_gradient, summary, *more)
 
+    columns = [each.tensor_split(num_chunks) for each in (hidden_MH, targets_M, *extras)]
     chunks = [
-        checkpoint(one_chunk, hidden_CH, targets_C, use_reentrant=False)
-        for hidden_CH, targets_C in zip(
-            hidden_MH.tensor_split(num_chunks), targets_M.tensor_split(num_chunks), strict=True
-        )
+        checkpoint(one_chunk, *chunk, use_reentrant=False) for chunk in zip(*columns, strict=True)
     ]
     logprobs, entropies = zip(*chunks, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)

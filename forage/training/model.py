@@ -137,6 +137,12 @@ def load_reference(
     return model
 
 
+def load_teacher(config: ModelConfig, path: str) -> PreTrainedModel:
+    """The frozen model that teaches the policy; raises ``UserError`` like ``load_reference``."""
+    teacher = _load_other(config, path, "algorithm.token_losses: distill.teacher", in_parts=False)
+    return teacher.requires_grad_(False)
+
+
 def load_critic_base(
     policy: PreTrainedModel,
     config: ModelConfig,

@@ -17,7 +17,8 @@ from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.kl import bounded
 from forage.batch import Batch, Metrics, Rows, Sequences, Tokens
 from forage.config.algorithm_config import AlgorithmConfig
-from forage.training.logprobs import TokenLogprobs
+from forage.training.logprobs import TokenLogprobs, entropy
+from forage.training.token_streams import Comparison, TokenStreams
 
 
 def micro_batch_loss(
@@ -28,19 +29,28 @@ def micro_batch_loss(
     temperature: float,
     version: int,
     kl_coefficient: float,
-) -> tuple[Tensor, tuple[Metrics, Tensor]]:
-    """A micro-batch's share of the loss, its metrics per token, and its log-probabilities."""
-    logprobs_M, entropy_M = policy(
-        rows.packed,
-        rows.is_sampled_N,
-        temperature,
-        has_entropy_gradient=algorithm.entropy_coefficient > 0,
+    streams: TokenStreams,
+    counts: Sequence[int],
+) -> tuple[Tensor, tuple[Metrics, Tensor, Metrics]]:
+    """A micro-batch's share of the loss; its metrics per token, log-probabilities and shares."""
+    is_wanted_N = streams.wanted(rows)
+    has_gradient = algorithm.entropy_coefficient > 0
+    summary, hidden = entropy, streams.hidden(rows, policy.model, is_wanted_N)
+    if hidden:
+        teachers = streams.teachers(policy.model)
+        summary = Comparison(streams.taught, teachers, temperature, has_gradient)
+    logprobs_W, summary_W = policy(
+        rows.packed, is_wanted_N, temperature, has_gradient or bool(hidden), summary, hidden
     )
+    summary_WL = summary_W.reshape(len(logprobs_W), -1)
+    is_sampled_W = rows.is_sampled_N[is_wanted_N].to(logprobs_W.device)
+    logprobs_M, entropy_M = logprobs_W[is_sampled_W], summary_WL[is_sampled_W, 0]
     tokens = rows.tokens.moved(logprobs_M.device, version)
     loss_M, metrics = token_losses(algorithm, logprobs_M, entropy_M, tokens, kl_coefficient)
     metrics |= {"policy/entropy": entropy_M.detach(), "policy/staleness": tokens.staleness_M}
     loss = algorithm.aggregate.share(loss_M, tokens, batch)
-    return loss, (metrics, logprobs_M.detach())
+    more, shares = streams.share(rows, counts, is_wanted_N, logprobs_W, summary_WL[:, 1:])
+    return loss + more, (metrics, logprobs_M.detach(), shares)
 
 
 def token_losses(

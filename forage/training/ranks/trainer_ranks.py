@@ -111,7 +111,7 @@ class TrainerRanks:
             credited_P, metrics = self.ranks.call(LocalTrainer.unmask_observations, credited_P)
         batches = pack_mini_batches(
             credited_P,
-            config.algorithm.loss.mark,
+            config.algorithm.mark,
             config.trainer.num_mini_batches,
             config.trainer.max_tokens_per_micro_batch,
             cost_of(self.model),

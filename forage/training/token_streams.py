@@ -1,0 +1,130 @@
+"""Computes the token losses of a micro-batch: their tokens, their teachers and their sum.
+
+``objective.py`` adds the result to the policy's loss. The formulas and masks are in
+``algorithms/loss``; here their teachers run, without gradient, and the policy's head compares its
+distribution with theirs, one chunk of positions at a time. ``_W`` are the wanted tokens: the
+sampled ones, and those of the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.algorithms.loss.hindsight_loss import HindsightLoss
+from forage.batch import Batch, Metrics, Rows
+from forage.config.algorithm_config import TokenLossConfig
+from forage.environment.vocabulary import known_logits
+from forage.models.head import logits_of
+from forage.training.logprobs import entropy, hidden_before
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A summary of each position for ``token_logprobs``: its entropy, and each divergence.
+
+    It needs the teachers' hidden states at the same positions, in the same order.
+    """
+
+    losses: Sequence[TokenLossConfig]
+    teachers: Sequence[PreTrainedModel]
+    temperature: float
+    has_entropy_gradient: bool
+
+    def __call__(self, logprobs_CV: Tensor, *hidden_CH: Tensor) -> Tensor:
+        """[C, 1 + losses]."""
+        with torch.set_grad_enabled(self.has_entropy_gradient and torch.is_grad_enabled()):
+            columns = [entropy(logprobs_CV)]
+        for loss, model, hidden in zip(self.losses, self.teachers, hidden_CH, strict=True):
+            with torch.no_grad():
+                logits_CV = known_logits(model, logits_of(model, hidden)).to(logprobs_CV.dtype)
+                teacher_CV = torch.log_softmax(logits_CV / (self.temperature or 1.0), dim=-1)
+            columns.append(loss.divergence(logprobs_CV, teacher_CV))
+        return torch.stack(columns, dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStreams:
+    """The token losses of a run, and the model that teaches ``distill``."""
+
+    losses: tuple[TokenLossConfig, ...] = ()
+    teacher: PreTrainedModel | None = None
+
+    def wanted(self, rows: Rows) -> Tensor:
+        """The tokens [N] whose log-probabilities are needed."""
+        is_wanted_N = rows.is_sampled_N
+        for each in self.losses:
+            is_wanted_N = is_wanted_N | each.mask(rows)
+        return is_wanted_N
+
+    def counts(self, batch: Batch) -> list[int]:
+        """The tokens that each loss applies to in the whole batch, which divide its sum."""
+        return [sum(int(each.mask(r).sum()) for r in batch.rows) for each in self.losses]
+
+    @property
+    def taught(self) -> list[TokenLossConfig]:
+        return [each for each in self.losses if each.has_teacher]
+
+    def teachers(self, policy: PreTrainedModel) -> list[PreTrainedModel]:
+        """The teacher of each taught loss: the policy itself for hindsight."""
+        models = [policy if isinstance(e, HindsightLoss) else self.teacher for e in self.taught]
+        return [model for model in models if model is not None]
+
+    @torch.no_grad()
+    def hidden(self, rows: Rows, policy: PreTrainedModel, is_wanted_N: Tensor) -> list[Tensor]:
+        """The hidden states [W, H] with which each teacher predicts the wanted tokens."""
+        return [
+            informed_hidden(model, rows, is_wanted_N)
+            if isinstance(each, HindsightLoss)
+            else hidden_before(model, rows.packed, is_wanted_N)
+            for each, model in zip(self.taught, self.teachers(policy), strict=True)
+        ]
+
+    def share(
+        self,
+        rows: Rows,
+        counts: Sequence[int],
+        is_wanted_N: Tensor,
+        logprobs_W: Tensor,
+        divergences_WL: Tensor,
+    ) -> tuple[Tensor, Metrics]:
+        """The micro-batch's share of the weighted sum, and of each loss by name."""
+        total, shares = logprobs_W.new_zeros(()), Metrics()
+        columns = iter(divergences_WL.unbind(dim=-1))
+        for each, count in zip(self.losses, counts, strict=True):
+            divergence_W = next(columns) if each.has_teacher else logprobs_W[:0]
+            is_own_W = each.mask(rows)[is_wanted_N].to(logprobs_W.device)
+            loss_W = each.token_loss(logprobs_W, divergence_W).where(is_own_W, 0.0)
+            share = loss_W.sum() / max(count, 1)
+            total = total + each.weight * share
+            shares[each.kind] = share.detach()
+        return total, shares
+
+    def metrics(self, shares: Sequence[Metrics], counts: Sequence[int]) -> dict[str, float]:
+        """The mean of each loss over its tokens, and their number; no mean without tokens."""
+        metrics: dict[str, float] = {}
+        for each, count in zip(self.losses, counts, strict=True):
+            metrics[f"token_losses/{each.kind}_tokens"] = float(count)
+            if count:
+                total = sum(share[each.kind].item() for share in shares)
+                metrics[f"token_losses/{each.kind}"] = total
+        return metrics
+
+
+def informed_hidden(model: PreTrainedModel, rows: Rows, is_wanted_N: Tensor) -> Tensor:
+    """The policy's hidden states [W, H] after the privileged tokens; 0 where it has none."""
+    head = model.get_output_embeddings()
+    assert head is not None, "a causal language model has a head"
+    weight = head.get_parameter("weight")
+    hidden_WH = weight.new_zeros(int(is_wanted_N.sum()), weight.shape[1])
+    if (informed := rows.informed) is None:
+        return hidden_WH
+    is_wanted_I = (informed.source_N >= 0) & is_wanted_N[informed.source_N.clamp(min=0)]
+    number_N = is_wanted_N.cumsum(dim=0) - 1
+    places = number_N[informed.source_N[is_wanted_I]].to(hidden_WH.device)
+    hidden = hidden_before(model, informed.packed, is_wanted_I)
+    return hidden_WH.to(hidden.dtype).index_copy(0, places, hidden)
