@@ -30,6 +30,7 @@ from tests.tiny_runs import (
     metrics_of,
     random_model,
     scratch,
+    warm_model,
     weights_of,
     world_dir,
 )
@@ -76,6 +77,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "kl, adaptive": {"kl": {"coefficient": 0.1, "adaptive": {"target": 0.01, "horizon": 100}}},
     "protection": {"likelihood_protection": {"coefficient": 1.0}},
     "observations trained": {"train_observations": True},
+    "tool results": {"token_losses": [{"kind": "observations", "weight": 0.1}]},
     "overlong": {"overlong": {"max_tokens": 40, "buffer_tokens": 20}},
     "correction": {
         "decoupled": True,
@@ -109,6 +111,44 @@ def test_each_algorithm_runs_and_learns_something_of_its_own(name: str):
     assert [row["segments"] for row in first_step] == [row["segments"] for row in expected]
     if name != "correction":  # an exact engine needs no correction
         assert weights_of(out, 2) != weights_of(plain, 2)
+
+
+def test_a_random_pupil_comes_closer_to_its_teacher_step_by_step():
+    """Hardly an episode earns a reward, so the teacher, which knows the tags, moves the pupil."""
+    out = scratch() / "distilled"
+    losses = [{"kind": "distill", "weight": 1.0, "teacher": str(warm_model())}]
+    config = make_config(
+        out,
+        model={"path": str(random_model())},
+        trainer={"num_steps": 12, "warmup_steps": 0, "learning_rate": 3e-3},
+        algorithm={"token_losses": losses},
+    )
+    run_training(config, resume=False)
+    rows = metrics_of(out)
+    divergences = [row["token_losses/distill"] for row in rows]
+    assert divergences[-1] < 0.6 * divergences[0]
+    sampled = [row["token_losses/distill_tokens"] for row in rows]
+    assert sampled == [8 * row["tokens/sampled_mean"] for row in rows]
+
+
+def test_the_policy_learns_from_its_better_siblings_in_a_run():
+    """The shipped model answers some questions right in some episodes."""
+    out = scratch() / "hindsight"
+    losses = [{"kind": "hindsight", "weight": 0.5, "max_tokens": 1024}]
+    config = make_config(
+        out,
+        **{**FOLDED, "environment": {**FOLDED["environment"], "keep_observations": None}},
+        trainer={**STEPS, "questions_per_step": 4},
+        rollout={"temperature": 1.0},
+        algorithm={"token_losses": losses},
+    )
+    run_training(config, resume=False)
+    rows = metrics_of(out)
+    assert any(row["token_losses/hindsight_tokens"] > 0 for row in rows)
+    assert all(
+        row.get("token_losses/hindsight") is None or row["token_losses/hindsight"] > 0
+        for row in rows
+    )
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def learning_operations(config: RunConfig, model: ModelSize, num_tokens: float) 
     a_lesson = (4 if config.model.gradient_checkpointing else 3) * a_pass
     num_lessons = config.trainer.num_epochs * (2 if algorithm.critic is not None else 1)
     num_scorings = algorithm.needs_recomputed_logprobs + (algorithm.kl is not None)
-    num_scorings += algorithm.critic is not None
+    num_scorings += (algorithm.critic is not None) + algorithm.num_teachers
     num_scorings += algorithm.advantage.extra is not None
     if (gain := algorithm.information_gain) is not None:
         # The belief after each call needs a pass over part of the episode, half of it on average.

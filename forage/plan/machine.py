@@ -91,6 +91,8 @@ def needs(
         sizes.setdefault(algorithm.kl.reference, others.reference)
     if algorithm.critic is not None and algorithm.critic.path is not None:
         sizes.setdefault(algorithm.critic.path, others.critic)
+    if algorithm.teacher is not None:
+        sizes.setdefault(algorithm.teacher, others.teacher)
     found = [_model(path, size) for path, size in sizes.items()]
     if data.train is not None:
         found.append(_questions(data.train, data.train_sets, "train", blocks=True))

@@ -43,7 +43,7 @@ from forage.plan.memory_parts import (
 )
 from forage.training.activations import activation_bytes
 from forage.training.logprobs import logits_per_chunk
-from forage.training.micro_batches import HEAP_SHARE, LOGIT_COPIES
+from forage.training.micro_batches import HEAP_SHARE, logit_copies
 from forage.training.model_size import ADAPTER_BYTES, BYTES, ModelSize, OtherSizes
 
 _MOMENTS = 2
@@ -52,7 +52,7 @@ _MOMENTS = 2
 def plan_memory(config: RunConfig, model: ModelSize, others: OtherSizes, num_cores: int) -> Memory:
     """The memory of each device; a CPU may process one micro-batch per core.
 
-    A reference of unknown size is assumed to be as large as the policy.
+    A reference or teacher of unknown size is assumed to be as large as the policy.
     """
     on_cpu = config.model.device == "cpu"
     num_at_once = (config.trainer.micro_batches_at_once or num_cores) if on_cpu else 1
@@ -111,6 +111,10 @@ def _trainer_states(config: RunConfig, model: ModelSize, others: OtherSizes) -> 
         frozen = others.reference or model
         weights = Numbers(frozen.num_parameters, size, frozen.num_outside_blocks)
         parts.append(state("reference model", weights))
+    if algorithm.teacher is not None:
+        taught = others.teacher or model
+        weights = Numbers(taught.num_parameters, size, taught.num_outside_blocks)
+        parts.append(state("teacher", weights))
     if critic is not None:
         head = critic.hidden_size + 1
         embedding = critic.num_embedding_parameters
@@ -146,7 +150,8 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
     how = "layer inputs and one layer" if config.model.gradient_checkpointing else "all layers"
     many = f", {num_at_once} at a time" if num_at_once > 1 else ""
     num_logits = logits_per_chunk(config.model.device)
-    logits = LOGIT_COPIES * num_logits * 4 * num_at_once
+    num_copies = logit_copies(config.algorithm)
+    logits = num_copies * num_logits * 4 * num_at_once
     parts = [
         MemoryPart(
             "gradients",
@@ -160,7 +165,7 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
             states * num_at_once,
             f"micro-batch of {tokens:,} tokens: {how}, and a layer's backward pass{many}",
         ),
-        MemoryPart("logits", logits, f"{LOGIT_COPIES} chunks of {num_logits:,} x 4 B"),
+        MemoryPart("logits", logits, f"{num_copies} chunks of {num_logits:,} x 4 B"),
     ]
     if config.model.device == "cpu" and placement.num_ranks is None:
         kept = ceil(HEAP_SHARE * states * num_at_once)

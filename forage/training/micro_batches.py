@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from forage.algorithms.packing import CostOf, estimated_flops
+from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.run_config import RunConfig
 from forage.errors import UserError
 from forage.hardware import free_memory, give_back_freed_memory, num_cores
@@ -29,13 +30,20 @@ from forage.training.model_size import measure
 
 LOG = logging.getLogger(__name__)
 
-LOGIT_COPIES = 4
+_LOGIT_COPIES = 4
 """Logits, log-probabilities, their exponentials and the gradient of a chunk."""
+_COPIES_PER_TEACHER = 4
+"""A teacher's logits and log-probabilities, their difference and its gradient."""
 HEAP_SHARE = 0.3
 """On a CPU, the share by which glibc's heap exceeds the activations: gaps and freed blocks
 (measured with 135 million parameters: benchmarks/real.md)."""
 LARGEST_SHARE = 0.9
 """The share of the free memory that a step may take; the rest is for uncounted memory."""
+
+
+def logit_copies(algorithm: AlgorithmConfig) -> int:
+    """The tensors of a chunk's logits that exist at once."""
+    return _LOGIT_COPIES + _COPIES_PER_TEACHER * algorithm.num_teachers
 
 
 def cost_of(model: PreTrainedModel) -> CostOf:
@@ -82,7 +90,7 @@ class LearningCost:
             device=device,
             gradient_bytes=sum(p.nbytes for p in learnt.parameters() if p.requires_grad),
             token_bytes=ceil(heap * activation_bytes(config, size, 1)),
-            logit_bytes=LOGIT_COPIES * 4 * logits_per_chunk(device),
+            logit_bytes=logit_copies(config.algorithm) * 4 * logits_per_chunk(device),
         )
 
     def peak(self, num_tokens: int, at_once: int) -> int:

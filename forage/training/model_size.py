@@ -110,7 +110,7 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class OtherSizes:
-    """The sizes of critic and reference; None for one that is absent or of unknown size.
+    """The sizes of critic, reference and teacher; None for one absent or of unknown size.
 
     A critic made from the policy has the policy's size; the run's starting weights as reference do
     not count as a model.
@@ -118,16 +118,20 @@ class OtherSizes:
 
     critic: ModelSize | None = None
     reference: ModelSize | None = None
+    teacher: ModelSize | None = None
 
 
 def measure_others(algorithm: AlgorithmConfig, policy: ModelSize | None) -> OtherSizes:
-    """Measures the critic and the reference; raises ``UserError`` like ``measure``."""
+    """Measures the critic, the reference and the teacher; raises ``UserError`` like ``measure``."""
     kl, critic = algorithm.kl, policy if algorithm.critic is not None else None
     if algorithm.critic is not None and algorithm.critic.path is not None:
         critic = measure(algorithm.critic.path, "algorithm.advantage.critic.path")
-    if kl is None or kl.reference is None:
-        return OtherSizes(critic)
-    return OtherSizes(critic, measure(kl.reference, "algorithm.kl.reference"))
+    reference = teacher = None
+    if kl is not None and kl.reference is not None:
+        reference = measure(kl.reference, "algorithm.kl.reference")
+    if algorithm.teacher is not None:
+        teacher = measure(algorithm.teacher, "algorithm.token_losses: distill.teacher")
+    return OtherSizes(critic, reference, teacher)
 
 
 def measure(path: str, key: str = "model.path") -> ModelSize | None:

@@ -42,7 +42,7 @@ def micro_batch_loss(
     logprobs_W, summary_W = policy(
         rows.packed, is_wanted_N, temperature, has_gradient or bool(hidden), summary, hidden
     )
-    summary_WL = summary_W.reshape(len(logprobs_W), -1)
+    summary_WL = summary_W if hidden else summary_W[:, None]
     is_sampled_W = rows.is_sampled_N[is_wanted_N].to(logprobs_W.device)
     logprobs_M, entropy_M = logprobs_W[is_sampled_W], summary_WL[is_sampled_W, 0]
     tokens = rows.tokens.moved(logprobs_M.device, version)

@@ -212,6 +212,32 @@ def test_a_reference_that_is_another_model_is_planned_with_its_own_size(
     assert sizes[2]["reference model"] > 1.2 * sizes[0]["reference model"]
 
 
+def test_a_teacher_takes_the_memory_of_its_own_size(questions: Path, tmp_path: Path) -> None:
+    settings = json.loads((WARM / "config.json").read_text())
+    settings |= {"num_hidden_layers": 2 * settings["num_hidden_layers"], "layer_types": None}
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    sizes: list[dict[str, int]] = []
+    for losses in ([], [{"kind": "distill", "weight": 1, "teacher": str(tmp_path)}]):
+        memory = make_plan(
+            small_config(questions, algorithm={"token_losses": losses}), LAPTOP
+        ).memory
+        assert memory is not None
+        sizes.append({part.name: part.num_bytes for part in memory.parts})
+    measured = measure(str(tmp_path))
+    assert measured is not None
+    assert sizes[1] == sizes[0] | {
+        "teacher": 4 * measured.num_parameters,
+        "logits": 2 * sizes[0]["logits"],
+    }
+
+
+def test_what_is_fetched_of_a_teacher_is_its_own_size() -> None:
+    losses = [{"kind": "distill", "weight": 1, "teacher": "Qwen/Qwen2.5-3B"}]
+    config = with_overrides(ppo(), [f"algorithm.token_losses={json.dumps(losses)}"])
+    names = [need.what for need in make_plan(config, NODE).needs]
+    assert "model Qwen/Qwen2.5-3B" in names
+
+
 def test_what_is_fetched_of_a_reference_is_its_own_size() -> None:
     config = with_overrides(ppo(), ["algorithm.kl.reference=Qwen/Qwen2.5-14B"])
     policy, reference, *_ = make_plan(config, NODE).needs

@@ -36,7 +36,7 @@ from forage.training.local_trainer import LocalTrainer
 from forage.training.ranks.sharding import Ranks, gathered, whole
 from tests.models.families import make_family
 from tests.rollout.tiny_models import VOCABULARY, Architecture, make_model
-from tests.training.sequences import credited, episode
+from tests.training.sequences import credited, episode, with_calls
 
 _CUT_ALONE = TrainerPlacement()
 PPO = AlgorithmConfig(advantage=Gae(critic=CriticConfig(learning_rate=1e-3, max_grad_norm=1e9)))
@@ -82,7 +82,8 @@ class Seen:
 
 def episodes_of(case: Case) -> list[Credited]:
     advantages = (1.0, -0.5, 0.25, -1.5, 0.75, 2.0)
-    return [credited(episode(i), advantages[i % 6]) for i in range(case.num_episodes)]
+    episodes = [with_calls(episode(i)) for i in range(case.num_episodes)]
+    return [credited(each, advantages[i % 6]) for i, each in enumerate(episodes)]
 
 
 def batch_of(case: Case) -> Batch:

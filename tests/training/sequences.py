@@ -12,7 +12,17 @@ from transformers import PreTrainedModel
 
 from forage.algorithms.packing import lay_end_to_end, pack, uncredited
 from forage.batch import Batch, Credited, Packed
-from forage.types import Episode, Origin, Question, Segment, Status
+from forage.types import (
+    ActionKind,
+    Episode,
+    Origin,
+    Question,
+    Reward,
+    Segment,
+    Status,
+    Turn,
+    search_call,
+)
 from tests.rollout.tiny_models import VOCABULARY, plain_logprobs, twin
 
 QUESTION = Question("q", "which?", ("that",), "test")
@@ -81,3 +91,10 @@ def batch_of(
     order = order or range(len(episodes))
     each = [(episodes[index], advantages[index]) for index in order]
     return pack([credited(e, a) for e, a in each if a is not None], max_tokens)
+
+
+def with_calls(each: Episode, em: float = 0.0) -> Episode:
+    """The episode with turns whose observations are results of a search, and an outcome."""
+    num_turns = sum(segment.origin is Origin.SAMPLED for segment in each.segments)
+    turn = Turn("", ActionKind.SEARCH, "which", "seen", (search_call(("which",)),))
+    return replace(each, turns=(turn,) * num_turns, reward=Reward(em, {"em": em}))

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from forage.algorithms.loss.aggregation import Constant, SequenceMean
 from forage.algorithms.loss.gspo_loss import GspoLoss
 from forage.algorithms.loss.kl import KlConfig
+from forage.algorithms.loss.observations_loss import ObservationsLoss
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.model_config import ModelConfig
@@ -54,6 +55,7 @@ from tests.training.rank_cases import (
     learn,
 )
 
+RESULTS = AlgorithmConfig(token_losses=(ObservationsLoss(weight=0.3),))
 DR_GRPO = AlgorithmConfig(loss=ReinforceLoss(), aggregate=Constant(tokens=50))
 GSPO = AlgorithmConfig(loss=GspoLoss(low=0.05), aggregate=SequenceMean())
 ONE = (
@@ -88,6 +90,9 @@ TWO = (
         TrainerPlacement(sequence_parallel=2, offload=("policy", "critic")),
         algorithm=PPO,
     ),
+    Case("tool results", algorithm=RESULTS),
+    Case("tool results, ulysses", TrainerPlacement(sequence_parallel=2), algorithm=RESULTS),
+    Case("tool results, fewer rows than ranks", num_episodes=1, algorithm=RESULTS),
     Case("fewer micro-batches than ranks", num_episodes=1),
     Case("Dr. GRPO's constant", algorithm=DR_GRPO),
     Case(
