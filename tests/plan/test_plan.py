@@ -231,10 +231,10 @@ def test_a_teacher_takes_the_memory_of_its_own_size(questions: Path, tmp_path: P
     }
 
 
-def test_what_is_fetched_of_a_teacher_is_its_own_size() -> None:
+def test_a_teacher_is_fetched(questions: Path) -> None:
     losses = [{"kind": "distill", "weight": 1, "teacher": "Qwen/Qwen2.5-3B"}]
-    config = with_overrides(ppo(), [f"algorithm.token_losses={json.dumps(losses)}"])
-    names = [need.what for need in make_plan(config, NODE).needs]
+    config = small_config(questions, algorithm={"token_losses": losses})
+    names = [need.what for need in make_plan(config, LAPTOP).needs]
     assert "model Qwen/Qwen2.5-3B" in names
 
 
