@@ -143,11 +143,11 @@ def _placement_fits(run: RunConfig) -> None:
             "placement.trainer.compute_dtype: set that instead"
         )
     taught = [each.kind for each in run.algorithm.token_losses if each.has_teacher]
-    if taught and placement.num_ranks is not None:
+    if taught and placement.num_ranks and placement.learning.sequence_parallel > 1:
         raise ValueError(
-            f"algorithm.token_losses: {taught[0]} needs a single process, in which the teacher "
-            f"and the policy compute together, but placement has {placement.num_ranks} ranks; "
-            "remove one of the two"
+            f"algorithm.token_losses: {taught[0]} compares whole sequences with a teacher's, but "
+            f"placement.trainer.sequence_parallel is {placement.learning.sequence_parallel}: set "
+            "it to 1"
         )
     if run.model.compile and placement.num_ranks is not None:
         raise ValueError(

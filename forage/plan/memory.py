@@ -113,8 +113,9 @@ def _trainer_states(config: RunConfig, model: ModelSize, others: OtherSizes) -> 
         parts.append(state("reference model", weights))
     if algorithm.teacher is not None:
         taught = others.teacher or model
-        weights = Numbers(taught.num_parameters, size, taught.num_outside_blocks)
-        parts.append(state("teacher", weights))
+        num_bytes = taught.num_parameters * size
+        text = f"{millions(taught.num_parameters)} x {size} B, whole on every rank"
+        parts.append(MemoryPart("teacher", num_bytes, text, not placement.own_gpus))
     if critic is not None:
         head = critic.hidden_size + 1
         embedding = critic.num_embedding_parameters

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from forage.algorithms.loss.kl import KlConfig, next_coefficient
@@ -114,6 +115,8 @@ class LocalTrainer:
         if critic is not None:
             assert algorithm.critic is not None, "a critic is built only if the estimator reads one"
             self.critic = CriticTrainer(critic, algorithm.critic, max_skipped, self._process)
+        if teacher is not None and self._ranks is not None:  # whole on each rank
+            teacher.to(self._ranks.device)  # pyright: ignore[reportArgumentType]  # its decorator
         self._streams = TokenStreams(algorithm.token_losses, teacher)
         self._num_learnt = 0
         self._skipped = SkippedUpdates("the", _REMEDY, max_skipped)
@@ -349,6 +352,7 @@ def _shard(
             ranks.shard(root, base, name in ranks.placement.offload)
             root.sequence_ranks = ranks.sequence_ranks
         if isinstance(root, TokenLogprobs):
+            register_fsdp_forward_method(root, "hidden")
             check_packed(root, is_cast=ranks.placement.compute_dtype is not None)
 
 

@@ -78,6 +78,10 @@ class TokenLogprobs(nn.Module):
             extras,
         )
 
+    def hidden(self, packed: Packed, is_wanted_N: Tensor) -> Tensor:
+        """The hidden states [M, H] that predict the wanted tokens; ranks do not share the row."""
+        return hidden_before(self.model, packed, is_wanted_N)
+
 
 @torch.no_grad()
 def text_logprobs(policy: TokenLogprobs, token_ids: Sequence[int]) -> list[float]:

@@ -35,7 +35,7 @@ def micro_batch_loss(
     """A micro-batch's share of the loss; its metrics per token, log-probabilities and shares."""
     is_wanted_N = streams.wanted(rows)
     has_gradient = algorithm.entropy_coefficient > 0
-    summary, hidden = entropy, streams.hidden(rows, policy.model, is_wanted_N)
+    summary, hidden = entropy, streams.hidden(rows, policy, is_wanted_N)
     if hidden:
         teachers = streams.teachers(policy.model)
         summary = Comparison(streams.taught, teachers, temperature, has_gradient)

@@ -16,11 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.algorithms.loss.hindsight_loss import HindsightLoss
-from forage.batch import Batch, Metrics, Rows
+from forage.algorithms.packing import lay_end_to_end
+from forage.batch import Batch, Informed, Metrics, Rows
 from forage.config.algorithm_config import TokenLossConfig
 from forage.environment.vocabulary import known_logits
 from forage.models.head import logits_of
-from forage.training.logprobs import entropy, hidden_before
+from forage.training.logprobs import TokenLogprobs, entropy, hidden_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ class Comparison:
             columns = [entropy(logprobs_CV)]
         for loss, model, hidden in zip(self.losses, self.teachers, hidden_CH, strict=True):
             with torch.no_grad():
-                logits_CV = known_logits(model, logits_of(model, hidden)).to(logprobs_CV.dtype)
+                # Ranks that compute in bfloat16 are given the states in it.
+                own = hidden.to(model.get_input_embeddings().get_parameter("weight").dtype)
+                logits_CV = known_logits(model, logits_of(model, own)).to(logprobs_CV.dtype)
                 teacher_CV = torch.log_softmax(logits_CV / (self.temperature or 1.0), dim=-1)
             columns.append(loss.divergence(logprobs_CV, teacher_CV))
         return torch.stack(columns, dim=-1)
@@ -75,13 +78,13 @@ class TokenStreams:
         return [model for model in models if model is not None]
 
     @torch.no_grad()
-    def hidden(self, rows: Rows, policy: PreTrainedModel, is_wanted_N: Tensor) -> list[Tensor]:
+    def hidden(self, rows: Rows, policy: TokenLogprobs, is_wanted_N: Tensor) -> list[Tensor]:
         """The hidden states [W, H] with which each teacher predicts the wanted tokens."""
         return [
-            informed_hidden(model, rows, is_wanted_N)
+            informed_hidden(policy, rows, is_wanted_N)
             if isinstance(each, HindsightLoss)
             else hidden_before(model, rows.packed, is_wanted_N)
-            for each, model in zip(self.taught, self.teachers(policy), strict=True)
+            for each, model in zip(self.taught, self.teachers(policy.model), strict=True)
         ]
 
     def share(
@@ -115,16 +118,16 @@ class TokenStreams:
         return metrics
 
 
-def informed_hidden(model: PreTrainedModel, rows: Rows, is_wanted_N: Tensor) -> Tensor:
-    """The policy's hidden states [W, H] after the privileged tokens; 0 where it has none."""
-    head = model.get_output_embeddings()
-    assert head is not None, "a causal language model has a head"
-    weight = head.get_parameter("weight")
-    hidden_WH = weight.new_zeros(int(is_wanted_N.sum()), weight.shape[1])
-    if (informed := rows.informed) is None:
-        return hidden_WH
+_NOT_INFORMED = Informed(lay_end_to_end([[0]]), torch.tensor([-1]))
+"""Read where no episode has a better sibling, because ranks run the same passes."""
+
+
+def informed_hidden(policy: TokenLogprobs, rows: Rows, is_wanted_N: Tensor) -> Tensor:
+    """The policy's hidden states [W, H] after a sibling's tokens; 0 where there is no sibling."""
+    informed = rows.informed or _NOT_INFORMED
     is_wanted_I = (informed.source_N >= 0) & is_wanted_N[informed.source_N.clamp(min=0)]
+    hidden = policy.hidden(informed.packed, is_wanted_I)
     number_N = is_wanted_N.cumsum(dim=0) - 1
-    places = number_N[informed.source_N[is_wanted_I]].to(hidden_WH.device)
-    hidden = hidden_before(model, informed.packed, is_wanted_I)
-    return hidden_WH.to(hidden.dtype).index_copy(0, places, hidden)
+    places = number_N[informed.source_N[is_wanted_I]].to(hidden.device)
+    hidden_WH = hidden.new_zeros(int(is_wanted_N.sum()), hidden.shape[1])
+    return hidden_WH.index_copy(0, places, hidden)

@@ -82,8 +82,8 @@ class Seen:
 
 def episodes_of(case: Case) -> list[Credited]:
     advantages = (1.0, -0.5, 0.25, -1.5, 0.75, 2.0)
-    episodes = [with_calls(episode(i)) for i in range(case.num_episodes)]
-    return [credited(each, advantages[i % 6]) for i, each in enumerate(episodes)]
+    episodes = [with_calls(episode(i), em=float(i == 3)) for i in range(case.num_episodes)]
+    return case.algorithm.mark([credited(e, advantages[i % 6]) for i, e in enumerate(episodes)])
 
 
 def batch_of(case: Case) -> Batch:
@@ -123,8 +123,10 @@ def trainer_of(case: Case, placement: TrainerPlacement | None) -> LocalTrainer:
         nn.init.normal_(critic.head.weight)
     if case.algorithm.kl is not None:
         reference = model_of(case, seed=4).requires_grad_(False)
+    teacher = model_of(case, seed=5).requires_grad_(False) if case.algorithm.teacher else None
     config = TrainerConfig(learning_rate=1e-3, max_grad_norm=case.max_grad_norm)
-    return LocalTrainer(model, config, case.algorithm, 1.0, reference, critic, placement)
+    models = (reference, critic, placement)
+    return LocalTrainer(model, config, case.algorithm, 1.0, *models, teacher=teacher)
 
 
 def learn(case: Case, placement: TrainerPlacement | None, batch: Batch | None = None) -> Learnt:

@@ -23,7 +23,9 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from forage.algorithms.loss.aggregation import Constant, SequenceMean
+from forage.algorithms.loss.distill_loss import DistillLoss
 from forage.algorithms.loss.gspo_loss import GspoLoss
+from forage.algorithms.loss.hindsight_loss import HindsightLoss
 from forage.algorithms.loss.kl import KlConfig
 from forage.algorithms.loss.observations_loss import ObservationsLoss
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
@@ -56,6 +58,9 @@ from tests.training.rank_cases import (
 )
 
 RESULTS = AlgorithmConfig(token_losses=(ObservationsLoss(weight=0.3),))
+TAUGHT = AlgorithmConfig(
+    token_losses=(DistillLoss(weight=0.5, teacher="t"), HindsightLoss(weight=0.5))
+)
 DR_GRPO = AlgorithmConfig(loss=ReinforceLoss(), aggregate=Constant(tokens=50))
 GSPO = AlgorithmConfig(loss=GspoLoss(low=0.05), aggregate=SequenceMean())
 ONE = (
@@ -92,6 +97,10 @@ TWO = (
     ),
     Case("tool results", algorithm=RESULTS),
     Case("tool results, ulysses", TrainerPlacement(sequence_parallel=2), algorithm=RESULTS),
+    Case("teachers", algorithm=TAUGHT),
+    Case("teachers, tp", TrainerPlacement(tensor_parallel=2), "llama", algorithm=TAUGHT),
+    Case("teachers, fewer rows than ranks", num_episodes=1, algorithm=TAUGHT),
+    Case("teachers, adapters", has_adapters=True, algorithm=TAUGHT),
     Case("tool results, fewer rows than ranks", num_episodes=1, algorithm=RESULTS),
     Case("fewer micro-batches than ranks", num_episodes=1),
     Case("Dr. GRPO's constant", algorithm=DR_GRPO),
