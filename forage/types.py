@@ -424,6 +424,19 @@ class Episode:
         return tuple(i for segment in self.segments for i in segment.token_ids_T)
 
     @property
+    def results(self) -> list[tuple[Segment, Turn]]:
+        """What tools returned, with the turns that called them; not our messages or failures."""
+        found: list[tuple[Segment, Turn]] = []
+        index = -1
+        for segment in self.segments:
+            index += segment.origin in POLICY_ORIGINS
+            if segment.origin is Origin.OBSERVATION and 0 <= index < len(self.turns):
+                turn = self.turns[index]
+                if turn.calls and turn.failure is None:
+                    found.append((segment, turn))
+        return found
+
+    @property
     def contexts(self) -> list[Episode]:
         """The sequences the episode was sampled in: only itself, unless its context was folded.
 

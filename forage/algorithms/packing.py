@@ -195,20 +195,9 @@ def lay(credited: Sequence[Credited]) -> Rows:
         **{name: columns.pop(name) for name in _COLUMNS},
         extra=columns,
     )
-    is_result_N = torch.tensor([is_it for each in credited for is_it in _are_results(each.episode)])
+    results = {id(segment) for each in credited for segment, _ in each.episode.results}
+    is_result_N = torch.tensor([id(s) in results for s in segments for _ in s.token_ids_T])
     return Rows(packed, is_sampled_N, is_result_N, tokens, _informed(credited, packed))
-
-
-def _are_results(episode: Episode) -> list[bool]:
-    """Whether each token is from the result of a call; our own messages are not."""
-    turn, are_results = -1, list[bool]()
-    for segment in episode.segments:
-        turn += segment.origin is Origin.SAMPLED
-        calls = episode.turns[turn].calls if 0 <= turn < len(episode.turns) else ()
-        is_result = segment.origin is Origin.OBSERVATION and bool(calls)
-        is_result = is_result and all(call.failure is None for call in calls)
-        are_results += [is_result] * len(segment.token_ids_T)
-    return are_results
 
 
 def _informed(credited: Sequence[Credited], packed: Packed) -> Informed | None:

@@ -230,14 +230,14 @@ def test_distillation_brings_the_policy_to_the_teacher():
                 "algorithm": {"token_losses": [OBSERVATIONS, HINDSIGHT]},
                 "placement": {"trainer": {"num_ranks": 2, "sequence_parallel": 2}},
             },
-            "hindsight .* sequence_parallel is 2",
+            r"hindsight .*\.sequence_parallel is 2",
         ),
         (
             {
                 "algorithm": {"token_losses": [DISTILL]},
                 "placement": {"trainer": {"num_ranks": 2, "sequence_parallel": 2}},
             },
-            "distill .* sequence_parallel is 2",
+            r"distill .*\.sequence_parallel is 2",
         ),
         ({"algorithm": {"token_losses": [{"kind": "distill", "weight": 1}]}}, "teacher"),
         ({"algorithm": {"token_losses": [{**OBSERVATIONS, "weight": 0}]}}, "weight"),

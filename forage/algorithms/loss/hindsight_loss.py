@@ -1,13 +1,13 @@
-"""Self-distillation in hindsight: the policy teaches itself, having read a better episode.
+"""Self-distillation in hindsight: the policy teaches itself, knowing what its group found out.
 
-An episode that failed, or that searched more often than necessary, has a sibling that did better.
-The teacher is the policy itself, with the current weights and without gradient. It reads the
-sibling's transcript before the episode's own and then scores the same tokens::
+The teacher is the policy with the current weights, without gradient. Before an episode it reads the
+transcript of a sibling that did better, or the gold passages that siblings found and the episode
+did not, and then scores the same tokens::
 
     policy     prompt  sampled  observation  sampled
-    teacher    [sibling's transcript]  prompt  sampled  observation  sampled
+    teacher    [what the group found]  prompt  sampled  observation  sampled
 
-Both transcripts are the recorded token ids; nothing is encoded again.
+All of these are recorded token ids; nothing is encoded again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
     from forage.types import Episode
 
 HINDSIGHT = "hindsight_ids"
-"""The extra column with the tokens that the teacher reads first; it is not one value per token."""
+"""The extra entry with the tokens that the teacher reads first."""
 
 
 class HindsightLoss(TokenLoss):
-    """KL to the policy itself after it has read a correct sibling's transcript."""
+    """KL to the policy itself after it has read what its group found out."""
 
     kind: Literal["hindsight"] = "hindsight"
+    context: Literal["sibling", "gold"] = "sibling"
+    """Read the most efficient correct episode, or the results with gold passages."""
     direction: Literal["forward", "reverse"] = "forward"
     """KL(teacher || policy) as in Search-E1, or KL(policy || teacher) as in SDPO."""
     max_tokens: int = Field(default=2048, ge=2)
@@ -45,21 +47,16 @@ class HindsightLoss(TokenLoss):
         groups: dict[str, list[Episode]] = {}
         for each in credited:
             groups.setdefault(each.episode.question.id, []).append(each.episode)
-        best = {question: most_efficient(group) for question, group in groups.items()}
+        found_by = better_sibling if self.context == "sibling" else missed_gold
         marked: list[Credited] = []
         for each in credited:
-            ids = self._read_first(each.episode, best[each.episode.question.id])
-            found = {HINDSIGHT: torch.tensor(ids, dtype=torch.int64)} if ids else {}
+            episode = each.episode
+            ids = found_by(episode, groups[episode.question.id])
+            longest = max(context.num_tokens for context in episode.contexts)
+            is_short = 0 < len(ids) <= self.max_tokens - longest
+            found = {HINDSIGHT: torch.tensor(ids, dtype=torch.int64)} if is_short else {}
             marked.append(each.having(found))
         return marked
-
-    def _read_first(self, episode: Episode, best: Episode | None) -> tuple[int, ...]:
-        """The better sibling's tokens; none without one, or if they take too many tokens."""
-        if best is None or effort(episode) <= effort(best):
-            return ()
-        ids = best.contexts[-1].token_ids_T
-        longest = max(context.num_tokens for context in episode.contexts)
-        return ids if len(ids) + longest <= self.max_tokens else ()
 
     def mask(self, rows: Rows) -> Tensor:
         is_taught_N = rows.is_sampled_N.new_zeros(rows.is_sampled_N.shape)
@@ -79,10 +76,27 @@ def effort(episode: Episode) -> tuple[bool, int]:
     return not is_correct, episode.num_searches
 
 
-def most_efficient(group: Sequence[Episode]) -> Episode | None:
-    """The correct episode with the fewest searches, then the fewest tokens; None without one."""
+def better_sibling(episode: Episode, group: Sequence[Episode]) -> tuple[int, ...]:
+    """The correct episode with the fewest searches, then the fewest tokens, as tokens.
+
+    Empty if none is correct, or if this episode is correct with as few searches.
+    """
     best = min(group, key=lambda each: (*effort(each), each.num_sampled_tokens, each.member))
-    return None if effort(best)[0] else best
+    is_correct = not effort(best)[0]
+    return best.contexts[-1].token_ids_T if is_correct and effort(episode) > effort(best) else ()
+
+
+def missed_gold(episode: Episode, group: Sequence[Episode]) -> tuple[int, ...]:
+    """The group's results with gold passages that this episode never saw, as tokens."""
+    showing: dict[str, tuple[int, ...]] = {}
+    for each in group:
+        for segment, turn in each.results:
+            for passage_id in turn.passage_ids_K:
+                showing.setdefault(passage_id, segment.token_ids_T)
+    seen = {passage_id for turn in episode.turns for passage_id in turn.passage_ids_K}
+    missed = [each for each in episode.question.gold_passage_ids if each not in seen]
+    results = dict.fromkeys(showing[each] for each in missed if each in showing)
+    return tuple(token_id for result in results for token_id in result)
 
 
 def forward_kl(logprobs_CV: Tensor, teacher_CV: Tensor) -> Tensor:

@@ -156,6 +156,20 @@ def test_a_folded_sibling_is_read_as_its_last_context_and_each_context_is_taught
     assert HindsightLoss(weight=1).mask(rows).tolist() == rows.is_sampled_N.tolist()
 
 
+def test_the_teacher_reads_the_gold_passages_that_only_siblings_found():
+    """Each result once, in the order of the question's gold passages; by their recorded ids."""
+    question = Question("q", "which?", ("that",), "test", gold_passage_ids=("a", "b", "c"))
+    both = turn(search_call(("q",), ("b", "a")))
+    third, useless = turn(search_call(("q",), ("c",))), turn(search_call(("q",), ("x",)))
+    found = played(LONG, [both, third, ANSWER], question=question)
+    half = played(SHORT, [third, ANSWER], question=question)
+    none = played(SHORT, [useless, ANSWER], question=question)
+    marked = HindsightLoss(weight=1, context="gold").mark([found, half, none])
+    assert HINDSIGHT not in marked[0].extra
+    assert [each.extra[HINDSIGHT].tolist() for each in marked[1:]] == [[11, 12], [11, 12, 14]]
+    assert hindsight_of(found, half, none) == [[], [], []], "nobody answered correctly"
+
+
 def test_a_rank_without_rows_has_nothing_to_learn():
     rows = empty_rows()
     for loss in (ObservationsLoss(weight=1), DistillLoss(weight=1, teacher="t")):
