@@ -63,19 +63,21 @@ LINE_BUDGETS = {
     # decides between measured options (fastest), which threads and micro-batches decided alone.
     # Questions are counted as they are verified, not as they end (progress.py).
     # A citation, which the environment's episode carries to its reader (types.py).
-    # Progress in the log where there is no terminal (progress.py).
-    "": 2_775,
+    # Progress in the log where there is no terminal (progress.py). The results of an episode's
+    # calls (types.py), and the sequences that a teacher reads (batch.py).
+    "": 2_802,
     # Estimators and losses of the user's own (own_kind.py, loss.py); columns that only one
-    # estimator or loss reads came here from training.
-    "algorithms": 2_805,
+    # estimator or loss reads came here from training. Token losses, a file each
+    # (observations_loss.py, distill_loss.py, hindsight_loss.py).
+    "algorithms": 3_046,
     "cluster": 1_130,
     # forage questions (questions_command.py), a question writer as a target of forage sft, and
     # forage agent (agent_command.py). Updating and tuning an index (index_tuning.py).
     # Sweeps and the groups of their runs (sweep_command.py, sweep_runs.py, run_groups.py).
     "commands": 5_900,
     # The lessons of a question writer (warm_start_config.py). Results that a policy may ask for
-    # (search_config.py).
-    "config": 3_680,
+    # (search_config.py). The union of token losses (algorithm_config.py).
+    "config": 3_726,
     # The simpler questions of a multi-hop question, in its row or its metadata (fields.py).
     # Workbooks, slides, books, mail, and tables as people save them (spreadsheets.py, epub.py).
     # Which documents an index was made of, so that updates skip them (file_records.py).
@@ -94,7 +96,8 @@ LINE_BUDGETS = {
     # Groups of runs with their seeds (seed_groups.py), and gold passages found whole.
     "evaluation": 3_460,
     "models": 525,
-    "plan": 1_935,
+    # The memory and the download of a teacher.
+    "plan": 1_943,
     # Questions made from a corpus, and a writer's lessons from labelled ones: new.
     "questions": 2_110,
     "remote": 1_385,
@@ -111,7 +114,8 @@ LINE_BUDGETS = {
     "rollout": 7_050,
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
-    "training": 7_995,
+    # The teachers of token losses, and their comparison with the policy (token_streams.py).
+    "training": 8_207,
     # The page of candidate questions, and their review (candidate_pages.py). Citations in the chat.
     "viewer": 3_745,
     # The step as a value (step.py).

@@ -267,6 +267,15 @@ def test_offloaded_ranks_take_the_step_of_one_process(two: RankProcesses[Rank]):
         torch.testing.assert_close(weight, theirs.weights[name], atol=1e-9, rtol=1e-9)
 
 
+def test_ranks_that_compute_in_bfloat16_are_taught(two: RankProcesses[Rank]):
+    placement = TrainerPlacement(compute_dtype="bfloat16")
+    case = Case("bfloat16", placement, algorithm=TAUGHT, dtype=torch.float32)
+    mine, theirs = two.call(Rank.learn, case), alone(case)
+    for kind in ("distill", "hindsight"):
+        name = f"token_losses/{kind}"
+        assert mine.metrics[name] == pytest.approx(theirs.metrics[name], rel=0.02)
+
+
 def test_ranks_compute_in_bfloat16(two: RankProcesses[Rank]):
     """Weights stay in float32; one micro-batch has the gradient of a model in bfloat16."""
     placement = TrainerPlacement(compute_dtype="bfloat16")
