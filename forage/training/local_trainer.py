@@ -91,12 +91,10 @@ class LocalTrainer:
 
         ``device_type`` is where ranks keep their parts (by default where ``model`` is). ``cost``
         tells whether a step's micro-batches fit the free memory; without it their sizes are fixed.
-        ``golden`` scores golden answers, for estimators that reward the policy's belief in them.
-        ``teacher`` is the model that ``algorithm.token_losses`` distill.
+        ``golden`` scores golden answers for the estimator; ``teacher`` is what ``distill`` follows.
         """
-        for each in (model, reference, teacher):
-            if each is not None:
-                attention.install(each)
+        for each in filter(None, (model, reference, teacher)):
+            attention.install(each)
         self.model = model
         self.version = 0
         """The number of optimizer steps taken: the policy version of the current weights."""
@@ -107,7 +105,7 @@ class LocalTrainer:
         self._ranks = None
         if placement is not None:
             self._ranks = Ranks.join(placement, device_type or model.device.type, self._cost_of)
-            _shard(self._ranks, self._policy, frozen, critic)
+            _shard(self._ranks, self._policy, frozen, critic, teacher)
         sizes = config.max_tokens_per_micro_batch, config.micro_batches_at_once
         self._micro_batches = MicroBatches(*sizes, cost)
         self._process = self._ranks or OneProcess(self._micro_batches)
@@ -115,13 +113,10 @@ class LocalTrainer:
         if critic is not None:
             assert algorithm.critic is not None, "a critic is built only if the estimator reads one"
             self.critic = CriticTrainer(critic, algorithm.critic, max_skipped, self._process)
-        if teacher is not None and self._ranks is not None:  # whole on each rank
-            teacher.to(self._ranks.device)  # pyright: ignore[reportArgumentType]  # its decorator
-        self._streams = TokenStreams(algorithm.token_losses, teacher)
         self._num_learnt = 0
         self._skipped = SkippedUpdates("the", _REMEDY, max_skipped)
         self._config = config
-        self._algorithm = algorithm
+        self._algorithm, self._streams = algorithm, TokenStreams(algorithm.token_losses, teacher)
         self._temperature = temperature
         self._forward_passes = ForwardPasses(
             policy=self._policy,
@@ -344,8 +339,15 @@ class LocalTrainer:
 
 
 def _shard(
-    ranks: Ranks, policy: TokenLogprobs, reference: TokenLogprobs | None, critic: Critic | None
+    ranks: Ranks,
+    policy: TokenLogprobs,
+    reference: TokenLogprobs | None,
+    critic: Critic | None,
+    teacher: PreTrainedModel | None,
 ) -> None:
+    """Shards the models over the ranks; each rank holds the whole teacher."""
+    if teacher is not None:
+        teacher.to(ranks.device)  # pyright: ignore[reportArgumentType]  # its decorator
     for name, root in {"policy": policy, "reference": reference, "critic": critic}.items():
         if root is not None:
             base = root.base if isinstance(root, Critic) else root.model

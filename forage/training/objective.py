@@ -18,7 +18,7 @@ from forage.algorithms.loss.kl import bounded
 from forage.batch import Batch, Metrics, Rows, Sequences, Tokens
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.logprobs import TokenLogprobs, entropy
-from forage.training.token_streams import Comparison, TokenStreams
+from forage.training.token_streams import TeacherComparison, TokenStreams
 
 
 def micro_batch_loss(
@@ -38,7 +38,7 @@ def micro_batch_loss(
     summary, hidden = entropy, streams.hidden(rows, policy, is_wanted_N)
     if hidden:
         teachers = streams.teachers(policy.model)
-        summary = Comparison(streams.taught, teachers, temperature, has_gradient)
+        summary = TeacherComparison(streams.taught, teachers, temperature, has_gradient)
     logprobs_W, summary_W = policy(
         rows.packed, is_wanted_N, temperature, has_gradient or bool(hidden), summary, hidden
     )

@@ -25,7 +25,7 @@ from forage.training.logprobs import TokenLogprobs, entropy, hidden_before
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TeacherComparison:
     """A summary of each position for ``token_logprobs``: its entropy, and each divergence.
 
     It needs the teachers' hidden states at the same positions, in the same order.
