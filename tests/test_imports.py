@@ -115,7 +115,7 @@ LINE_BUDGETS = {
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
     # The teachers of token losses, and their comparison with the policy (token_streams.py).
-    "training": 8_207,
+    "training": 8_209,
     # The page of candidate questions, and their review (candidate_pages.py). Citations in the chat.
     "viewer": 3_745,
     # The step as a value (step.py).
