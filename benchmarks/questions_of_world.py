@@ -2,9 +2,11 @@
 
 The documents are a generated encyclopedia, whose facts are known. A scripted chat server writes and
 reads; both lie in a given share of replies, with another name or word of the passage. Needs no
-network; writes a table to stdout::
+network; writes a table to stdout. With ``--candidates``, the table has the seconds that as many
+candidates take, without the index::
 
     python -m benchmarks.questions_of_world --articles 400 --questions 200
+    python -m benchmarks.questions_of_world --articles 2000 --candidates 250 2000
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import time
 from argparse import ArgumentParser
 from collections import Counter
 from hashlib import sha256
@@ -67,10 +70,30 @@ def measure(folder: Path, world: World, num_questions: int, lies: tuple[float, f
     )
 
 
+def measure_time(folder: Path, world: World, num_candidates: int) -> str:
+    """A row of the table of seconds."""
+    out = folder / f"{num_candidates}-candidates"
+    with chat_server(Mistaken(world, 0.3, 0.1)) as server:
+        where = f"--endpoint {server.url} --served-model scripted"
+        counts = f"--train {num_candidates} --dev 0 --test 0 --max-candidates {num_candidates}"
+        argv = f"questions {folder}/index --out {out} {where} {counts}"
+        start = time.perf_counter()
+        assert main(argv.split()) == 0
+        seconds = time.perf_counter() - start
+        num_requests = len(server.prompts)
+    statistics = json.loads((out / "statistics.json").read_text())
+    assert statistics["candidates"] == num_candidates
+    return (
+        f"| {num_candidates:,} | {statistics['verified']:,} | {num_requests / num_candidates:.1f} | "
+        f"{seconds:.1f} | {1000 * seconds / num_candidates:.1f} |"
+    )
+
+
 def run() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--articles", type=int, default=400)
     parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--candidates", type=int, nargs="+")
     args = parser.parse_args()
     rows: list[str] = []
     with tempfile.TemporaryDirectory() as name:
@@ -78,6 +101,12 @@ def run() -> None:
         world = write_world(folder, args.articles, seed=0)
         index = f"index --corpus {folder}/corpus.jsonl --out {folder}/index --language en"
         assert main(index.split()) == 0
+        if args.candidates:
+            print("| candidates | kept | requests per candidate | s | ms per candidate |")
+            print("|--:|--:|--:|--:|--:|")
+            for num_candidates in args.candidates:
+                print(measure_time(folder, world, num_candidates), flush=True)
+            return
         for written in WRITER_LIES:
             for read in READER_LIES:
                 rows.append(measure(folder, world, args.questions, (written, read)))

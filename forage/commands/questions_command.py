@@ -7,12 +7,14 @@ The documents become an index in ``--out`` first, as with ``forage index``. Repe
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forage.commands.arguments import (
     add_address,
@@ -45,6 +47,8 @@ _FREE = frozenset(
     "served_model overrides seed difficulty band review host port".split()
 )
 """Arguments that may change when the command is repeated, or are part of the writer's settings."""
+_ENGINE_ON_CPU = {"num_slots": 16, "tile_rows": 8}
+"""Few rows keep a CPU busy, and the keys and values of more would fill its memory."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -54,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "a folder or file of documents, a corpus of JSON lines, or an index"
     add("documents", type=local_path, metavar="DOCS_OR_INDEX", help=text)
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write to")
-    text = "the model that writes: a directory or a hub id (model.path)"
+    text = "the model that writes: a directory, a GGUF file or a hub id (model.path)"
     add("--model", metavar="MODEL", help=text)
     text = "base URL of an OpenAI-compatible API that writes instead (model.endpoint.url)"
     add("--endpoint", metavar="URL", help=text)
@@ -140,20 +144,37 @@ def _config(args: Namespace) -> RunConfig:
     from forage.hardware import has_gpu
 
     given = " ".join(args.overrides)
+    tree: dict[str, Any] = {"seed": args.seed}
     if args.endpoint or "model.endpoint." in given:
         short = {"url": args.endpoint, "served_model": args.served_model, "form": "chat"}
         endpoint = {name: value for name, value in short.items() if value is not None}
         # The server tokenises; the path is only the writer's name.
-        model = {"path": args.served_model or "the endpoint's model", "endpoint": endpoint}
+        path = args.served_model or "the endpoint's model"
+        tree["model"] = {"path": path, "endpoint": endpoint}
     elif args.model or "model.path=" in given:
-        model = {"path": args.model, "device": "cuda" if has_gpu() else "cpu"}
+        path, device = _imported(args.model, args.out), "cuda" if has_gpu() else "cpu"
+        tree["model"] = {"path": path, "device": device}
+        if device == "cpu":
+            tree["placement"] = {"engine": _ENGINE_ON_CPU}
     else:
         raise UserError(
             "name the model that writes: --model DIR, or --endpoint URL with --served-model NAME"
         )
     if args.endpoint and args.model:
         raise UserError("--model and --endpoint both name the writer; leave one of them out")
-    return build_config({"model": model, "seed": args.seed}, "the writer", args.overrides)
+    return build_config(tree, "the writer", args.overrides)
+
+
+def _imported(model: str | None, out: Path) -> str | None:
+    """The model as given, or the directory in ``out`` that its GGUF file was converted to."""
+    if model is None or not model.endswith(".gguf"):
+        return model
+    from forage.commands.whole_run import made
+    from forage.training.gguf_model import find_gguf, import_gguf
+
+    with find_gguf(model).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return str(made(out / "models" / digest, partial(import_gguf, model)))
 
 
 def _wanted(args: Namespace, seed: int) -> Wanted:
@@ -231,6 +252,7 @@ async def _make(
     journal: CandidateJournal,
     kept: Kept,
 ) -> bool:
+    from forage.plan.fit_here import fit_here
     from forage.questions.make_questions import make_questions, open_draws
     from forage.questions.verify import Verifier
     from forage.questions.writers import Price, open_writer
@@ -239,8 +261,10 @@ async def _make(
     price = Price(prompt, completion, args.max_cost)
     num_asked = sum(wanted.counts.values())
     pools = open_draws(index.store, wanted)  # before the writer, which may take minutes to load
-    async with open_writer(config, price, journal.usage) as writer:
+    fitted = fit_here(config, "evaluation")
+    async with open_writer(fitted, price, journal.usage) as writer:
         verifier = Verifier(writer, index.search, wanted.bounds)
+        LOG.info("the writer is ready; the first candidates end together, after all are written")
         with progress_bar("Verified questions", num_asked) as bar:
             watch = Watch(bar, price, journal, kept, num_asked)
             try:

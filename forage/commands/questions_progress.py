@@ -46,12 +46,14 @@ class Watch:
         note += f", cost {cost:.4g}" if cost else ""
         self._bar.show(num_kept, note)
         now = time.monotonic()
-        if num_kept and now - self._last > _REPORT_EVERY_S:
+        if now - self._last > _REPORT_EVERY_S:
             self._last = now
-            num_made = num_candidates - self._num_before
-            num_left = (self._num_asked - num_kept) * len(kept.offered) / num_kept
-            left = format_duration((now - self._start) / max(num_made, 1) * num_left)
-            LOG.info("%d of %d verified, %s, about %s left", num_kept, self._num_asked, note, left)
+            if num_kept:
+                num_made = num_candidates - self._num_before
+                num_left = (self._num_asked - num_kept) * len(kept.offered) / num_kept
+                left = format_duration((now - self._start) / max(num_made, 1) * num_left)
+                note += f", about {left} left"
+            LOG.info("%d of %d verified, %s", num_kept, self._num_asked, note)
 
 
 def report_end(out: Path, kept: Kept, numbers: Mapping[Split, int], wanted: Wanted) -> None:

@@ -8,13 +8,18 @@ import re
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forage.commands.cli import main
 from forage.config.model_config import EndpointConfig
+from forage.config.placement_config import TorchPlacement
+from forage.config.run_config import build_config
 from forage.data.corpus import write_corpus
 from forage.environment.codec import Codec
+from forage.plan import fit_here as fit_here_module
+from forage.plan.memory import plan_memory
 from forage.questions.candidate import Kind
 from forage.questions.question_prompts import PASSAGE_TAG, reading_prompt, writing_prompt
 from forage.questions.writers import (
@@ -27,10 +32,14 @@ from forage.questions.writers import (
 )
 from forage.remote.openai_replies import Usage
 from forage.rollout.engines.endpoint_client import EndpointClient
+from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.training.micro_batches import LARGEST_SHARE
 from forage.training.model import save_model
+from forage.training.model_size import OtherSizes, measure
 from forage.types import Passage
 from tests.fakes import Fault, ScriptedEngine, tiny_model, tiny_tokenizer
 from tests.questions.chat_server import chat_server
+from tests.training.test_gguf_model import SHAPE, write_gguf
 
 PROMPT = reading_prompt("Who founded Kal Mills?", [Passage("a", "Kal Mills", "Bel Ard did.")])
 
@@ -120,19 +129,88 @@ def test_a_reply_with_half_a_character_can_be_written_and_read_back():
     assert replies[0].text == "Bel \ufffd Ard"
 
 
+def writing_with(model: Path | str, tmp_path: Path, more: str = "") -> list[str]:
+    """The command for a small corpus."""
+    passages = [Passage(f"d{n}.md#1", "", f"{n} Bel Ard was born in Torgan.") for n in range(20)]
+    write_corpus(tmp_path / "corpus.jsonl", passages)
+    argv = f"questions {tmp_path}/corpus.jsonl --out {tmp_path}/q --model {model}"
+    return f"{argv} --train 4 --dev 2 --test 2 --kinds single {more}".split()
+
+
+def test_the_slots_of_a_local_model_are_made_to_fit_into_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """With 64 slots of 4,096 tokens, a model of 135 million parameters filled 14 GB."""
+    save_model(tiny_model(max_tokens=2048), tiny_tokenizer(), tmp_path / "model")
+    opened: list[TorchPlacement] = []
+    init = TorchEngine.__init__
+
+    def note(self: TorchEngine, *args: Any, **more: Any) -> None:
+        opened.append(args[2])
+        init(self, *args, **more)
+
+    monkeypatch.setattr(TorchEngine, "__init__", note)
+    settings = {
+        "model": {"path": str(tmp_path / "model")},
+        "placement": {"engine": {"num_slots": 8, "tile_rows": 8}},
+    }
+    size = measure(str(tmp_path / "model"))
+    assert size is not None
+    needed = plan_memory(build_config(settings), size, OtherSizes(), 2).evaluation_bytes
+    free = int(1.2 * needed / LARGEST_SHARE)  # not enough for 16 slots
+    monkeypatch.setattr(fit_here_module, "free_memory", lambda _: free)
+    assert main(writing_with(tmp_path / "model", tmp_path, "--max-candidates 4")) == 2
+    assert [engine.num_slots for engine in opened] == [8]
+    assert "memory is short" in capsys.readouterr().err
+
+
+def test_a_gguf_file_writes_as_the_directory_that_it_is_converted_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The package of the format wrote the file. Another file is another writer."""
+    monkeypatch.setitem(SHAPE, "max_position_embeddings", 2048)
+    write_gguf(tmp_path / "m.gguf", "llama")
+    argv = writing_with(tmp_path / "m.gguf", tmp_path, "--max-candidates 4")
+    assert main(argv) == 2  # an untrained model writes no question
+    (converted,) = (tmp_path / "q" / "models").iterdir()
+    read = time_of(converted)
+    assert len(texts := journal(tmp_path)) == 4
+    assert main(argv) == 2
+    assert (journal(tmp_path), time_of(converted)) == (texts, read)  # neither is made again
+
+    write_gguf(tmp_path / "m.gguf", "qwen2")
+    capsys.readouterr()
+    assert main(argv) == 2
+    assert "contains candidates of another run (writer:" in capsys.readouterr().err
+    (tmp_path / "m.gguf").unlink()
+    assert main(argv) == 2
+    assert f"there is no file {tmp_path}/m.gguf" in capsys.readouterr().err
+
+    (tmp_path / "q").rename(tmp_path / "first")
+    as_directory = tmp_path / "first" / "models" / converted.name
+    assert main(writing_with(as_directory, tmp_path, "--max-candidates 4")) == 2
+    assert journal(tmp_path) == texts
+
+
+def journal(tmp_path: Path) -> list[str]:
+    """The candidates on disk, which end in any order."""
+    lines = (tmp_path / "q" / "candidates.jsonl").read_text().splitlines()[1:]
+    assert all(json.loads(line)["completion_tokens"] for line in lines)
+    return sorted(lines)
+
+
+def time_of(model: Path) -> int:
+    return (model / "model.safetensors").stat().st_mtime_ns
+
+
 def test_the_command_samples_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """An untrained model writes no question: the message says which checks its text failed."""
     save_model(tiny_model(max_tokens=2048), tiny_tokenizer(), tmp_path / "model")
-    passages = [Passage(f"d{n}.md#1", "", f"{n} Bel Ard was born in Torgan.") for n in range(20)]
-    write_corpus(tmp_path / "corpus.jsonl", passages)
-    argv = f"questions {tmp_path}/corpus.jsonl --out {tmp_path}/q --model {tmp_path}/model"
-    argv += " --train 4 --dev 2 --test 2 --kinds single"
-    assert main(argv.split()) == 2
+    assert main(writing_with(tmp_path / "model", tmp_path)) == 2
     assert re.search(
         r"no question was verified \(\d+ candidates; .*stands_alone", capsys.readouterr().err
     )
-    lines = (tmp_path / "q" / "candidates.jsonl").read_text().splitlines()[1:]
+    lines = journal(tmp_path)
     assert {json.loads(line)["id"].rpartition("-")[0] for line in lines} == {
         *("train-single", "dev-single", "test-single"),
     }
-    assert all(json.loads(line)["completion_tokens"] for line in lines)
