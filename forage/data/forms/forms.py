@@ -146,8 +146,10 @@ def check_form(form: str) -> str:
 
 
 def unread_keys(form: str, row: Row) -> list[str]:
-    """The keys of a row that its form does not read."""
+    """The keys of a row that its form does not read, and that ``forage questions`` did not add."""
     read = _COMMON_KEYS.union(_FORMS[form].keys, ("answerable", "is_impossible"))
+    if "checks" in row:
+        read |= {"kind", "evidence", "checks"}
     return [str(key) for key in row if str(key).lower() not in read]
 
 
