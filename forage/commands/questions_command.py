@@ -264,7 +264,7 @@ async def _make(
     fitted = fit_here(config, "evaluation")
     async with open_writer(fitted, price, journal.usage) as writer:
         verifier = Verifier(writer, index.search, wanted.bounds)
-        LOG.info("the writer is ready; a local model needs minutes for the first candidates")
+        LOG.info("the writer is ready; asking for the first questions")
         with progress_bar("Verified questions", num_asked) as bar:
             watch = Watch(bar, price, journal, kept, num_asked)
             try:
