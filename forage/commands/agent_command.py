@@ -28,7 +28,7 @@ from forage.commands.arguments import (
     positive,
 )
 from forage.commands.questions_command import index_of
-from forage.commands.real_budget import RunNotes, put_on_device
+from forage.commands.real_budget import QUESTIONS_PHASE, RunNotes, put_on_device
 from forage.commands.run_report import interrupt, shipped_tree
 from forage.commands.whole_run import WholeRun, base_model, made
 from forage.config.run_config import build_config
@@ -128,9 +128,10 @@ def run_agent(settings: AgentSettings) -> None:
     with notes.phase("model"):
         base = base_model(settings.model, out)
     index = out / "index"
-    if not index.exists():
-        index = index_of(settings.documents, out)
-    _lay_out(settings, base, index)
+    with notes.phase(QUESTIONS_PHASE):
+        if not index.exists():
+            index = index_of(settings.documents, out)
+        _lay_out(settings, base, index)
 
     def propose(played: Sequence[Path], folder: Path) -> None:
         shutil.copytree(_write_questions(settings, base, index, played), folder)

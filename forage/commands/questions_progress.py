@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forage.errors import UserError
 from forage.progress import Bar
-from forage.retrieval.store.build_progress import format_duration
 
 if TYPE_CHECKING:
     from forage.questions.candidate import Split
@@ -22,38 +20,25 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 PAGE_FILE = "candidates.html"
-_REPORT_EVERY_S = 10.0
 
 
 class Watch:
-    """Shows candidates, verified questions, tokens, cost and time left."""
+    """Shows candidates, verified questions, tokens and cost."""
 
     def __init__(
         self, bar: Bar, price: Price, journal: CandidateJournal, kept: Kept, num_asked: int
     ) -> None:
         self._bar, self._price, self._journal, self._kept = bar, price, journal, kept
         self._num_asked = num_asked
-        self._start = self._last = time.monotonic()
-        self._num_before = len(journal.candidates)
 
     def show(self) -> None:
-        kept = self._kept
-        num_kept = min(sum(kept.num_kept.values()), self._num_asked)
+        num_kept = min(sum(self._kept.num_kept.values()), self._num_asked)
         num_candidates, usage = len(self._journal.candidates), self._journal.usage
         cost = self._price.of(usage)
         note = f"{num_candidates:,} candidates, "
         note += f"{usage.prompt_tokens + usage.completion_tokens:,} tokens"
         note += f", cost {cost:.4g}" if cost else ""
         self._bar.show(num_kept, note)
-        now = time.monotonic()
-        if now - self._last > _REPORT_EVERY_S:
-            self._last = now
-            if num_kept:
-                num_made = num_candidates - self._num_before
-                num_left = (self._num_asked - num_kept) * len(kept.offered) / num_kept
-                left = format_duration((now - self._start) / max(num_made, 1) * num_left)
-                note += f", about {left} left"
-            LOG.info("%d of %d verified, %s", num_kept, self._num_asked, note)
 
 
 def report_end(out: Path, kept: Kept, numbers: Mapping[Split, int], wanted: Wanted) -> None:
@@ -63,7 +48,10 @@ def report_end(out: Path, kept: Kept, numbers: Mapping[Split, int], wanted: Want
     num_written, num_asked = sum(numbers.values()), sum(wanted.counts.values())
     why = f"{len(kept.offered)} candidates; dropped by check: {limits(kept.offered)}"
     if not num_written:
-        raise UserError(f"no question was verified ({why}); {out / PAGE_FILE} shows examples")
+        raise UserError(
+            f"no question was verified ({why}); {out / PAGE_FILE} shows examples. If they are "
+            "poor, use a larger model or an endpoint"
+        )
     made = ", ".join(f"{number} {split}" for split, number in numbers.items())
     LOG.info("Wrote %s questions to %s (%s)", made, out, why)
     if num_written < num_asked:

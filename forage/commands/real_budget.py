@@ -29,6 +29,8 @@ LOG = logging.getLogger(__name__)
 WARM_START, LEARNING, EVALUATIONS = 0.25, 0.44, 0.25
 """Shares of the time; the rest (``_SPARE``) is for the index, the model and checkpoints."""
 _SPARE = 1 - WARM_START - LEARNING - EVALUATIONS
+QUESTIONS_PHASE = "questions"
+"""The phase in which questions are written; its time is additional to the user's minutes."""
 _EPISODES_A_QUESTION = 2 * (4 + 4)
 """Episodes per question: greedy in four arms plus four samples, before and after training."""
 _PASSES_TO_PLAY = 1.5
@@ -102,7 +104,8 @@ class RunNotes:
 
     def seconds_left(self, minutes: float) -> float:
         """The time remaining after the phases so far, minus a reserve for the report."""
-        return max(60 * minutes * (1 - _SPARE / 2) - sum(self.seconds.values()), 0.0)
+        used = sum(self.seconds.values()) - self.seconds.get(QUESTIONS_PHASE, 0.0)
+        return max(60 * minutes * (1 - _SPARE / 2) - used, 0.0)
 
     def choose(self, **numbers: int) -> None:
         """Saves the chosen numbers; earlier choices take precedence."""

@@ -113,7 +113,8 @@ class WholeRun:
                     train = folder / "data" / "train.jsonl"
                     given = [f"data.train={train}", f"output_dir={folder}"]
                     config = with_overrides(config, given)
-                made(target, partial(_learn, config))
+                if not target.exists():
+                    _learn(config, target)
 
     def _config(self, url: str, notes: RunNotes) -> RunConfig:
         from forage.plan.fit_here import fit_here

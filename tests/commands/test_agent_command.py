@@ -55,7 +55,10 @@ def test_documents_become_questions_an_agent_and_a_report(
     figures = json.loads((out / "evaluation" / "after.json").read_text())
     assert set(figures["arms"]) == {"normal", "closed_book", "random"}
     assert len(read_metrics(out)) == 1
-    assert f"forage play {out}" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert f"forage play {out}" in captured.out
+    assert f"wrote {out}/models/trained (" in captured.err  # not a name that it had for a moment
+    assert json.loads((out / "agent.json").read_text())["seconds"]["questions"] > 0
     # The server of the questions is gone: nothing is made again.
     assert main(argv) == 0
     assert len(read_metrics(out)) == 1

@@ -53,6 +53,8 @@ def test_a_warm_start_that_took_most_of_the_time_leaves_less_to_what_follows(
     too_long = notes_of(tmp_path / "b", index=30, warm_start=840)
     left = as_planned.seconds_left(20), too_long.seconds_left(20)
     assert left == pytest.approx((1200 * 0.97 - 330, 1200 * 0.97 - 870))
+    with_questions = notes_of(tmp_path / "d", index=30, warm_start=300, questions=5000)
+    assert with_questions.seconds_left(20) == left[0]  # writing them is additional
     slower = slowdown(as_planned, 300, 20), slowdown(too_long, 300, 20)
     assert slower == pytest.approx((1.0, 2.8))
     assert choose_questions(0.5 * slower[0], left[0]) > 30

@@ -16,13 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
-from forage.commands import questions_progress
+from forage import progress
 from forage.commands.cli import main
 from forage.commands.questions_progress import Watch
 from forage.data.corpus import write_corpus
 from forage.data.questions import read_questions
 from forage.data.world.encyclopedia import World, make_world
-from forage.progress import progress_bar
 from forage.questions.candidate import Candidate, Drop, Kind, Split
 from forage.questions.candidate_journal import CandidateJournal
 from forage.questions.quotas import Kept
@@ -132,28 +131,27 @@ def test_the_files_are_ordinary_questions_with_gold_passages(
     assert '<h2 id="kept">kept:' in (tmp_path / "candidates.html").read_text()
 
 
-def test_progress_is_reported_before_the_first_question_is_kept(
+def test_progress_is_logged_before_the_first_question_is_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
     """Without a terminal, a slow writer whose questions all fail looked like a hanging command."""
-    monkeypatch.setattr(questions_progress, "_REPORT_EVERY_S", -1.0)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
     kept = Kept({Split.TRAIN: 4}, 0.6)
-    with progress_bar("Verified questions", 4) as bar, CandidateJournal(tmp_path, {}) as journal:
+    one = Candidate("train-single-0", Split.TRAIN, Kind.SINGLE, (), dropped=Drop.ANSWER)
+    with (
+        progress.progress_bar("Verified questions", 4) as bar,
+        CandidateJournal(tmp_path, {}) as journal,
+        caplog.at_level("INFO"),
+    ):
         watch = Watch(bar, Price(), journal, kept, 4)
-        dropped = Candidate("train-single-0", Split.TRAIN, Kind.SINGLE, (), dropped=Drop.ANSWER)
-        with caplog.at_level("INFO"):
-            journal.add(dropped)
-            kept.offer(dropped)
+        for candidate in (one, replace(one, id="train-single-1", answers=("Rome",), dropped=None)):
+            journal.add(candidate)
+            kept.offer(candidate)
             watch.show()
-            good = replace(dropped, id="train-single-1", answers=("Rome",), dropped=None)
-            journal.add(good)
-            kept.offer(good)
-            watch.show()
-    assert [record.getMessage().partition(", about")[0] for record in caplog.records] == [
-        "0 of 4 verified, 1 candidates, 0 tokens",
-        "1 of 4 verified, 2 candidates, 0 tokens",
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "Verified questions: 0 of 4, 1 candidates, 0 tokens",
+        "Verified questions: 1 of 4, 2 candidates, 0 tokens",
     ]
-    assert [" left" in record.getMessage() for record in caplog.records] == [False, True]
 
 
 class Liar(WorldWriter):
