@@ -152,6 +152,9 @@ def test_the_table_sets_before_beside_after_and_fits_a_terminal() -> None:
     assert "gold passages" not in text, "an arm of one evaluation alone has nothing to compare"
     assert "0.50 → 1.00" in text, "one of two, then one of one found all its gold passages"
     assert "…" not in text
+    narrow = Console(width=80, record=True, force_terminal=False)
+    narrow.print(to_rich(before_after_table(before, after), 80))
+    assert "all gold" in narrow.export_text(), "headings are not broken in a terminal of 80"
 
 
 # --- several sources, several samples -------------------------------------------------------------

@@ -113,7 +113,7 @@ def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> F
     """Exact match, F1, searches and found passages before and after, for the slices both have."""
     earlier = {(arm, hops): part for arm, hops, part in before.slices()}
     has_gold = any(part.all_gold for _, _, part in after.slices())
-    columns = ("questions", "EM before", "EM after", "F1", "searches")
+    columns = ("n", "EM before", "EM after", "F1", "searches")
     rows: list[Row] = []
     for arm, hops, now in after.slices():
         then = earlier.get((arm, hops))
@@ -134,7 +134,7 @@ def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> F
         "arm",
         (*columns, "all gold") if has_gold else columns,
         tuple(rows),
-        INTERVALS_NOTE,
+        f"n: questions. {INTERVALS_NOTE}",
     )
 
 
