@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forage.data.corpus import format_contents
 from forage.errors import UserError
 from forage.retrieval.words import bm25
 from forage.retrieval.words.analyzer import Analyzer, AnalyzerSpec
 from forage.retrieval.words.counted_columns import CountedColumns
 from forage.retrieval.words.languages import AUTO, PLAIN, main_language
+from forage.types import Passage
 
 if TYPE_CHECKING:
     from forage.retrieval.words.count_processes import LineCounts
@@ -34,6 +36,7 @@ _NUM_CHOOSING = 256
 
 MAX_K1 = 1_000
 """The maximum: at a tenth of it, a score is the number of occurrences, whatever the length."""
+MAX_TITLE_WEIGHT = 100
 
 
 class BM25Builder:
@@ -45,17 +48,23 @@ class BM25Builder:
         b: float,
         language: str | AnalyzerSpec = PLAIN,
         numbers: dict[str, int] | None = None,
+        title_weight: int = 1,
     ) -> None:
         """``k1``, ``b``: the formula's parameters; raises ``UserError`` if they are out of range.
 
         For the language ``auto``, texts are held back until there are enough to detect it.
-        ``numbers``: the terms of an older index, to which new terms are added.
+        ``numbers``: the terms of an older index, to which new terms are added. ``title_weight``:
+        how often each word of a title counts.
         """
         if not 0 <= k1 <= MAX_K1:
             raise UserError(f"k1 is {k1}; it must be between 0 and {MAX_K1} (0.9 is common)")
         if not 0 <= b <= 1:
             raise UserError(f"b is {b}; it must be between 0 and 1 (0.4 and 0.75 are common)")
-        self._k1, self._b = k1, b
+        if not 1 <= title_weight <= MAX_TITLE_WEIGHT:
+            raise UserError(
+                f"the title weight is {title_weight}; it must be between 1 and {MAX_TITLE_WEIGHT}"
+            )
+        self._k1, self._b, self.title_weight = k1, b, title_weight
         if isinstance(language, str):
             language = AUTO if language == AUTO else AnalyzerSpec.of(language)
         self._analyzer = Analyzer(language) if isinstance(language, AnalyzerSpec) else None
@@ -64,6 +73,7 @@ class BM25Builder:
         # For each process, maps its term numbers to those of the index.
         self._numbers_of: dict[int, array[int]] = defaultdict(partial(array, "i"))
         self._texts: list[str] = []
+        self._titles: list[str] = []
         self._num_chars = 0
         self._blocks: list[WordCounts] = []
         self._stop_blocks: list[WordCounts] = []  # the stop words of the same texts
@@ -73,9 +83,14 @@ class BM25Builder:
         """The analyzer of the texts; ``auto`` is resolved now, from the texts so far."""
         return self._chosen().spec
 
-    def add(self, text: str) -> None:
-        """Adds the text of the next row."""
+    def add_passage(self, passage: Passage) -> None:
+        """Adds the passage of the next row."""
+        self.add(format_contents(passage), passage.title)
+
+    def add(self, text: str, title: str = "") -> None:
+        """Adds the text of the next row, which contains its title once."""
         self._texts.append(text)
+        self._titles.append(title)
         self._num_chars += len(text)
         if self._num_chars >= _BLOCK_CHARS and self.is_language_known:
             self._count()
@@ -109,11 +124,12 @@ class BM25Builder:
         from forage.retrieval.words.word_counts import count_words
 
         if self._texts or not self._blocks:
-            counts, stop_counts = count_words(self._texts, self._chosen(), self.numbers)
+            texts = with_titles(self._texts, self._titles, self.title_weight)
+            counts, stop_counts = count_words(texts, self._chosen(), self.numbers)
             self._blocks.append(counts)
             if stop_counts is not None:
                 self._stop_blocks.append(stop_counts)
-        self._texts, self._num_chars = [], 0
+        self._texts, self._titles, self._num_chars = [], [], 0
 
     def columns(self) -> CountedColumns:
         """The counts of all texts; nothing can be added afterwards."""
@@ -140,6 +156,14 @@ class BM25Builder:
         (directory / bm25.WORDS_FILE).write_text(numbers, encoding="utf-8")
         params = json.dumps(parameters(self._k1, self._b, num_texts), indent=4)
         (directory / bm25.PARAMS_FILE).write_text(params, encoding="utf-8")
+
+
+def with_titles(texts: list[str], titles: list[str], weight: int) -> list[str]:
+    """The texts to count, in which each title occurs ``weight`` times."""
+    if weight == 1:
+        return texts
+    pairs = zip(texts, titles, strict=True)
+    return [f'"{title}"\n' * (weight - 1) + text for text, title in pairs]
 
 
 def parameters(k1: float, b: float, num_texts: int) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """Builds, opens and cuts an index of words, and defines its manifest.
 
 Each term's contribution to the score of every passage is computed when the index is built: a sparse
-matrix with one column per term, in files that equal those of bm25s bit for bit. The score is
+matrix with one column per term, in files that equal those of bm25s bit for bit (of texts in which
+each title occurs ``title_weight`` times). The score is
 ``sum_t ln(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 (1 - b + b len / mean_len))`` (Kamphuis
 et al. 2020, https://cs.uwaterloo.ca/~jimmylin/publications/Kamphuis_etal_ECIR2020_preprint.pdf).
 ``forage.retrieval.words.bm25_builder`` counts and writes; ``forage.retrieval.words.bm25`` searches.
@@ -33,7 +34,7 @@ from forage.retrieval.store.manifest import (
 )
 from forage.retrieval.words import bm25
 from forage.retrieval.words.analyzer import PLAIN_SPEC, AnalyzerSpec
-from forage.retrieval.words.bm25_builder import MAX_K1, BM25Builder
+from forage.retrieval.words.bm25_builder import MAX_K1, MAX_TITLE_WEIGHT, BM25Builder
 from forage.retrieval.words.counted_columns import maxima
 from forage.retrieval.words.languages import AUTO, PLAIN, misfit
 
@@ -53,6 +54,7 @@ class BM25Settings(BaseModel):
         default=0.9, description="how soon further occurrences of a word stop counting"
     )
     b: float = Field(default=0.4, description="how much a passage's length counts")
+    title_weight: int = Field(default=1, description="how often each word of a title counts")
     language: str = Field(
         default=AUTO,
         description="language of stop words and stems: a code such as en, de or zh; auto detects "
@@ -66,15 +68,18 @@ class BM25Manifest(CommonManifest):
     backend: Literal["bm25"] = "bm25"
     k1: float = Field(ge=0, le=MAX_K1, allow_inf_nan=False)
     b: float = Field(ge=0, le=1)
+    title_weight: int = Field(default=1, ge=1, le=MAX_TITLE_WEIGHT)
     tokenizer: str
     analyzer: AnalyzerSpec = PLAIN_SPEC
 
     @model_serializer(mode="wrap")
-    def _without_plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leaves out the default analyzer, so the manifest of a ``plain`` index stays the same."""
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leaves out the default analyzer and title weight, so older manifests stay the same."""
         fields: dict[str, object] = dump(self)
         if self.analyzer == PLAIN_SPEC:
             del fields["analyzer"]
+        if self.title_weight == 1:
+            del fields["title_weight"]
         return fields
 
 
@@ -86,11 +91,13 @@ def build_index(
     language: str = PLAIN,
     show_progress: bool = True,
     notes: Mapping[str, str] | None = None,
+    title_weight: int = 1,
 ) -> BM25Manifest:
     """Builds a BM25 index of ``corpus`` in ``out``, replacing an earlier index there.
 
     The defaults of ``k1`` and ``b`` are those of published BM25 runs (Pyserini). ``language`` is
-    one of ``forage.retrieval.words.languages.CHOICES``. ``notes``: small files to
+    one of ``forage.retrieval.words.languages.CHOICES``. ``title_weight``: how often each word of
+    a title counts. ``notes``: small files to
     keep in the index, by name. Raises ``UserError`` for an invalid corpus line, an unknown
     language, or an ``out`` with other contents.
     """
@@ -99,7 +106,7 @@ def build_index(
 
     out = out.absolute()
     refuse_other_contents(out)
-    builder = BM25Builder(k1, b, language)
+    builder = BM25Builder(k1, b, language, title_weight=title_weight)
     with atomic_build(out) as directory:
         with (
             build_progress("reading passages", None, show_progress) as advance,
@@ -115,6 +122,7 @@ def build_index(
             | {
                 "k1": k1,
                 "b": b,
+                "title_weight": title_weight,
                 "tokenizer": builder.analyzer.tokenizer,
                 "analyzer": builder.analyzer,
                 "library": f"bm25s {version('bm25s')}",
@@ -126,7 +134,9 @@ def build_index(
     if complaint := misfit(builder.analyzer.language, texts):
         logger.warning("%s: %s", out, complaint)
     language = builder.analyzer.language
-    logger.info("indexed %d passages in %s, language %s", manifest.num_passages, out, language)
+    titles = f", titles count {title_weight} times" if title_weight > 1 else ""
+    num_passages = manifest.num_passages
+    logger.info("indexed %d passages in %s, language %s%s", num_passages, out, language, titles)
     return manifest
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from forage.data.corpus import LineBlock, format_contents, line_blocks, parse_line
+from forage.data.corpus import LineBlock, line_blocks, parse_line
 from forage.data.corpus_store import HASHES_FILE, CorpusStore, hash_id, write_store
 from forage.errors import UserError
 from forage.retrieval.store.atomic_directory import atomic_build
@@ -69,7 +69,7 @@ def update_bm25(
 ) -> Changes:
     """Updates the index in ``out`` to ``corpus``, and leaves it untouched if nothing changed.
 
-    k1, b and the language stay. ``notes``: small files to keep in the index. Raises ``UserError``
+    k1, b, the weight of titles and the language stay. ``notes``: small files to keep in the index. Raises ``UserError``
     for an invalid corpus line, and for an index without counts or with another version's stems;
     the old index then stays.
     """
@@ -79,7 +79,8 @@ def update_bm25(
         )
     columns = CountedColumns.open(out)
     words = (out / bm25.WORDS_FILE).read_text(encoding="utf-8")
-    builder = BM25Builder(manifest.k1, manifest.b, manifest.analyzer, json.loads(words))
+    settings = manifest.k1, manifest.b, manifest.analyzer
+    builder = BM25Builder(*settings, json.loads(words), manifest.title_weight)
     moves = _Moves(np.full(len(columns.lengths_N), -1))
     try:
         with atomic_build(out) as directory, CorpusStore(out) as old:
@@ -114,7 +115,7 @@ def _counted(
             row, number = block.first_row + place, block.numbers[place]
             passage = parse_line(block.lines[place], block.file, number, row)
             hashes[place] = hash_id(passage.id)
-            builder.add(format_contents(passage))
+            builder.add_passage(passage)
             moves.added.append(row)
         kept = np.flatnonzero(old_rows >= 0)
         moves.new_rows_N[old_rows[kept]] = block.first_row + kept

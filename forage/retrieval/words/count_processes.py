@@ -2,7 +2,7 @@
 
 A small corpus is counted before a process could start, so none starts. Blocks of lines go to the
 processes in turn and return in order, so the index equals that of one process byte for byte.
-``main`` is the program of a process: it reads an analyzer spec and then blocks from its standard
+``main`` is the program of a process: it reads an analyzer spec with the weight of titles, and then blocks from its standard
 input, and replies to each with its counts or with the error of an invalid line. Each process
 numbers terms in order of appearance; ``BM25Builder`` translates these to the index's numbers.
 """
@@ -29,8 +29,9 @@ from forage.data.corpus_store import hash_ids
 from forage.errors import UserError
 from forage.hardware import die_with_parent, num_cores
 from forage.retrieval.words.analyzer import Analyzer, AnalyzerSpec
-from forage.retrieval.words.bm25_builder import BM25Builder
+from forage.retrieval.words.bm25_builder import BM25Builder, with_titles
 from forage.retrieval.words.word_counts import WordCounts, count_words
+from forage.types import Passage
 
 # Not started with ``-m``: pickled classes would belong to ``__main__``, another module here.
 _PROGRAM = "from forage.retrieval.words.count_processes import main; main()"
@@ -71,14 +72,14 @@ def count_blocks(
                     advance(len(counted[0].lines))
                     yield counted
                 return
-            id_hashes = hash_ids(block, lambda one: builder.add(format_contents(one)))
+            id_hashes = hash_ids(block, builder.add_passage)
             advance(len(id_hashes))
             yield block, id_hashes
             num_bytes += sum(map(len, block.lines))
             is_large = num_bytes >= _ALONE_BYTES and builder.is_language_known
             if is_large and not processes and num_cores() > 1:
                 for number in range(min(num_cores(), _MAX_PROCESSES)):
-                    process = CountProcess(number, builder.analyzer)
+                    process = CountProcess(number, builder.analyzer, builder.title_weight)
                     processes.append(stack.enter_context(process))
 
 
@@ -112,14 +113,14 @@ def _count_by_processes(
 class CountProcess:
     """A process that counts one block after another, and the thread that talks to it."""
 
-    def __init__(self, number: int, spec: AnalyzerSpec) -> None:
+    def __init__(self, number: int, spec: AnalyzerSpec, title_weight: int = 1) -> None:
         """Starts the process and returns while it loads."""
         self.number = number
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM], stdin=PIPE, stdout=PIPE
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="count")
-        self._ready = self._thread.submit(self._ask, spec)
+        self._ready = self._thread.submit(self._ask, (spec, title_weight))
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +143,7 @@ class CountProcess:
         """Queues a block; the future holds its counts."""
         return cast("Future[LineCounts]", self._thread.submit(self._ask, block))
 
-    def _ask(self, question: AnalyzerSpec | LineBlock) -> LineCounts | None:
+    def _ask(self, question: tuple[AnalyzerSpec, int] | LineBlock) -> LineCounts | None:
         """Returns the process's reply; raises ``UserError``, including one that it sends."""
         try:
             _send(cast(BinaryIO, self._process.stdin), question)
@@ -165,7 +166,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build ends this process
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    analyzer = Analyzer(pickle.load(sys.stdin.buffer))  # from our own process
+    spec, title_weight = pickle.load(sys.stdin.buffer)  # from our own process
+    analyzer = Analyzer(spec)
     count_words(["ready"], analyzer, {})  # compiles, or loads compiled code
     _send(replies, None)
     numbers: dict[str, int] = {}
@@ -173,17 +175,22 @@ def main() -> None:
         while True:
             block = pickle.load(sys.stdin.buffer)
             try:
-                _send(replies, _count_lines(block, analyzer, numbers))
+                _send(replies, _count_lines(block, analyzer, title_weight, numbers))
             except UserError as error:
                 _send(replies, error)
 
 
-def _count_lines(block: LineBlock, analyzer: Analyzer, numbers: dict[str, int]) -> LineCounts:
+def _count_lines(
+    block: LineBlock, analyzer: Analyzer, title_weight: int, numbers: dict[str, int]
+) -> LineCounts:
     """Counts a block; new terms are added to ``numbers``. Raises ``UserError``."""
-    texts: list[str] = []
-    hashes = hash_ids(block, lambda passage: texts.append(format_contents(passage)))
+    passages: list[Passage] = []
+    hashes = hash_ids(block, passages.append)
+    texts = list(map(format_contents, passages))
+    titles = [passage.title for passage in passages]
     num_known = len(numbers)
-    counts, stop_counts = count_words(texts, analyzer, numbers)
+    counted = with_titles(texts, titles, title_weight)
+    counts, stop_counts = count_words(counted, analyzer, numbers)
     return LineCounts(hashes, list(islice(numbers, num_known, None)), counts, stop_counts)
 
 

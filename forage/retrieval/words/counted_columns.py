@@ -95,6 +95,22 @@ class CountedColumns:
         starts, rows, counts = _loops(may_compile=is_sorted).merge_columns(*own, *others)
         return type(self)(starts, rows, counts, lengths)
 
+    def with_titles(self, titles: CountedColumns, times: int) -> Self:
+        """These columns after counting ``titles`` again ``times`` times, or less often if negative.
+
+        Each pair of ``titles`` also occurs in these columns.
+        """
+        counts = self.counts_P.astype(np.int32)
+        for term in np.flatnonzero(np.diff(titles.starts)).tolist():
+            of_titles = slice(titles.starts[term], titles.starts[term + 1])
+            own = self.rows_P[self.starts[term] : self.starts[term + 1]]
+            places = self.starts[term] + np.searchsorted(own, titles.rows_P[of_titles])
+            counts[places] += times * titles.counts_P[of_titles].astype(np.int32)
+        # As when they were counted: rarely does a count need more than a byte.
+        dtype = np.uint8 if counts.max(initial=0) < 256 else np.uint32
+        lengths = self.lengths_N + times * titles.lengths_N
+        return type(self)(self.starts, self.rows_P, counts.astype(dtype), lengths)
+
     def scores(self, k1: float, b: float) -> np.ndarray:
         """The contribution of each pair to the score of its row, float32 [P]."""
         scores = np.empty(len(self.rows_P), dtype=np.float32)
