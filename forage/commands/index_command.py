@@ -48,7 +48,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace the index in --out")
     text = "read and index only what changed since the index in --out was built (bm25)"
     add("--update", action="store_true", help=text)
-    text = "choose k1 and b on half of these questions and measure the gain on the rest (bm25)"
+    text = (
+        "choose k1, b, the weight of titles and, for documents without --size, the length of "
+        "passages on half of these questions, and measure the gain on the rest (bm25)"
+    )
     add("--tune", type=Path, metavar="QUESTIONS", help=text)
     text = "with --tune: measure recall in this many passages (default 3)"
     add("--topk", type=positive, metavar="K", help=text)
@@ -87,11 +90,11 @@ def run(args: Namespace) -> int:
         _make(args)
     else:
         unread = (*_unread_by_update(), *OWN_TEXT, "update")
-        refuse(args, unread, "without --corpus, --tune only chooses k1 and b")
+        refuse(args, unread, "without --corpus, --tune changes only how passages are scored")
     if args.tune is not None:
         from forage.commands.index_tuning import tune
 
-        tune(args.out, args.tune, args.topk or 3)
+        tune(args)
     return 0
 
 

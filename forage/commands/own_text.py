@@ -27,7 +27,7 @@ OWN_TEXT = ("text_column", "title_column", "id_column", *("size", "overlap", "to
 """The arguments that apply only to documents and tables."""
 
 # Wikipedia's passages in the published corpora have 100 words; sections of documents are longer.
-_DEFAULT_SIZE = 200
+DEFAULT_SIZE = 200
 # Published corpora have such files next to their JSON lines; they are not part of the corpus.
 _ABOUT = ("readme", "license")
 
@@ -42,7 +42,7 @@ def add_own_text(parser: ArgumentParser) -> None:
     add("--title-column", metavar="NAME", help=text)
     text = "column with the id (default id, if present; otherwise the file and the row)"
     add("--id-column", metavar="NAME", help=text)
-    text = f"words per passage, or tokens with --tokenizer (default {_DEFAULT_SIZE})"
+    text = f"words per passage, or tokens with --tokenizer (default {DEFAULT_SIZE})"
     add("--size", type=positive, help=text)
     text = "words or tokens shared with the previous passage (default a fifth of --size)"
     add("--overlap", type=count, help=text)
@@ -173,7 +173,7 @@ def _with_unique_ids(documents: Iterator[OwnDocument], may_rename: bool) -> Iter
 def _window(args: Namespace) -> Window:
     from forage.data.documents.splitting import Window, token_spans, word_spans
 
-    size = args.size or _DEFAULT_SIZE
+    size = args.size or DEFAULT_SIZE
     overlap = size // 5 if args.overlap is None else args.overlap
     spans = token_spans(Path(args.tokenizer)) if args.tokenizer else word_spans
     return Window(size, overlap, spans)

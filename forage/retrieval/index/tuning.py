@@ -1,139 +1,197 @@
-"""Uses questions to choose BM25's k1 and b for an index, and writes them into the index.
+"""Uses questions to choose how an index of words scores passages, and writes that into the index.
 
-The index keeps its counts, so other parameters need new scores but no new build. Half of the
-questions determine the choice; the rest measure its gain. ``forage index --tune`` prints both.
+It chooses BM25's k1 and b and the weight of titles. The index keeps its counts, so other parameters
+need new scores but no new build. Half of the questions determine the choice; the rest measure its
+gain. The same questions also compare indexes of the same documents with passages of other lengths
+(``tune_recut``). ``forage index --tune`` builds those, and prints and writes the choice.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from forage.data.corpus_store import CorpusStore
 from forage.errors import UserError
+from forage.retrieval.index.gold_evidence import GoldEvidence, Judge, evidence_in
 from forage.retrieval.index.index import Index, open_index
 from forage.retrieval.store.atomic_directory import atomic_build
 from forage.retrieval.store.manifest import MANIFEST_FILE, write_manifest
 from forage.retrieval.words import bm25
-from forage.retrieval.words.bm25_builder import parameters
+from forage.retrieval.words.bm25_builder import BM25Builder, parameters
 from forage.retrieval.words.bm25_index import BM25Manifest
-from forage.retrieval.words.counted_columns import CountedColumns, maxima
-from forage.rewards.answers import holds_answer
+from forage.retrieval.words.counted_columns import (
+    COUNTS_FILE,
+    LENGTHS_FILE,
+    CountedColumns,
+    maxima,
+)
 from forage.types import Question
 
 K1S = (0.3, 0.6, 0.9, 1.2, 1.6, 2.0, 3.0)
 BS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.9, 1.0)
+TITLE_WEIGHTS = (1, 2, 3, 5, 8)
 
 _MIN_QUESTIONS = 20
+# Number of passages, spread over the corpus, whose mean length is measured.
+_NUM_MEASURED = 2_000
 
-_Pair = tuple[float, float]
+
+class WordScoring(NamedTuple):
+    """The parameters of an index of words that tuning chooses."""
+
+    k1: float
+    b: float
+    title_weight: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The result: the recall of each (k1, b) for each question, in the order of ``pairs``.
+    """The result: the recall of each scoring for each question, in the order of ``scorings``.
 
-    ``recalls`` float64 [pairs, questions]; the first ``num_choosing`` questions choose.
+    ``recalls`` float64 [scorings, questions]; the first half of the questions chooses. ``topk``:
+    the number of passages that count as found, of ``mean_chars`` characters on average.
     """
 
-    pairs: list[_Pair]
+    scorings: list[WordScoring]
     recalls: np.ndarray
-    num_choosing: int
+    evidence: list[GoldEvidence]
     num_left_out: int
-    before: _Pair
+    topk: int
+    mean_chars: float
 
     @property
-    def chosen(self) -> _Pair:
-        """The pair with the highest recall; if several tie, the one closest to the old pair."""
-        means = self.recalls[:, : self.num_choosing].mean(axis=1)
-        best = [pair for pair, mean in zip(self.pairs, means, strict=True) if mean == means.max()]
-        return min(best, key=lambda pair: sum(abs(np.subtract(pair, self.before))))
+    def before(self) -> WordScoring:
+        return self.scorings[0]
 
-    def reported(self, pair: _Pair) -> np.ndarray:
-        """The recall of a pair for each question that did not choose."""
-        return self.recalls[self.pairs.index(pair), self.num_choosing :]
+    @property
+    def num_choosing(self) -> int:
+        return (len(self.evidence) + 1) // 2
+
+    @property
+    def means(self) -> list[float]:
+        """The recall of each scoring over the questions that choose."""
+        return self.recalls[:, : self.num_choosing].mean(axis=1).tolist()
+
+    @property
+    def chosen(self) -> WordScoring:
+        """The scoring with the highest recall; if several tie, the closest to the old one."""
+        means = self.means
+        best = [one for one, mean in zip(self.scorings, means, strict=True) if mean == max(means)]
+        return min(best, key=lambda one: sum(abs(np.subtract(one, self.before))))
+
+    def reported(self, scoring: WordScoring) -> np.ndarray:
+        """The recall of a scoring for each question that did not choose."""
+        return self.recalls[self.scorings.index(scoring), self.num_choosing :]
 
 
 def tune_index(directory: Path, questions: Sequence[Question], topk: int) -> Tuning:
-    """Measures the recall in the ``topk`` best passages for each pair of ``K1S`` and ``BS``.
+    """Measures the recall in the ``topk`` best passages for ``K1S``, ``BS`` and ``TITLE_WEIGHTS``.
 
     Recall is the share of a question's gold passages or, if the index has none of them, whether a
     passage contains an answer. Questions with neither are left out. Raises ``UserError`` for an
     index without counts, and if too few questions are left.
     """
     with open_index(directory) as index:
-        manifest, backend = index.manifest, index.backend
-        if not (isinstance(manifest, BM25Manifest) and isinstance(backend, bm25.BM25)):
-            raise UserError(f"{directory} is an index of vectors; only BM25 has k1 and b")
-        columns = CountedColumns.open(directory)
-        judges = (_Judge(index, question) for question in questions)
-        judged = [judge for judge in judges if judge.gold or judge.question.golden_answers]
-        if len(judged) < _MIN_QUESTIONS:
+        evidence = evidence_in(index.store, questions)
+        if len(evidence) < _MIN_QUESTIONS:
             raise UserError(
-                f"only {len(judged)} of {len(questions)} questions have an answer or gold passages "
-                f"in {directory}; tuning needs {_MIN_QUESTIONS}"
+                f"only {len(evidence)} of {len(questions)} questions have an answer or gold "
+                f"passages in {directory}; tuning needs {_MIN_QUESTIONS}"
             )
-        random.Random(0).shuffle(judged)
-        before = manifest.k1, manifest.b
-        pairs = list(dict.fromkeys((before, *((k1, b) for k1 in K1S for b in BS))))
-        texts = [judge.question.text for judge in judged]
-        recalls = np.zeros((len(pairs), len(judged)))
-        for place, pair in enumerate(pairs):
-            scores = columns.scores(*pair)
-            rescored = backend.with_scores(scores, maxima(scores, columns.starts))
-            for number, found in enumerate(rescored.search(texts, topk)):
-                recalls[place, number] = judged[number].recall([one.row for one in found])
-    num_choosing = (len(judged) + 1) // 2
-    return Tuning(pairs, recalls, num_choosing, len(questions) - len(judged), before)
+        num_left_out = len(questions) - len(evidence)
+        return _measure(directory, index, evidence, num_left_out, topk, _mean_chars(index.store))
 
 
-class _Judge:
-    """Judges the rows found for a question."""
+def tune_recut(directory: Path, tuning: Tuning) -> Tuning:
+    """Measures an index of the same documents in passages of another length.
 
-    def __init__(self, index: Index, question: Question) -> None:
-        self.question = question
-        rows = map(index.store.row_of, question.gold_passage_ids)
-        self.gold = frozenset(row for row in rows if row is not None)
-        self._store = index.store
-        self._holds: dict[int, bool] = {}
-
-    def recall(self, rows: Sequence[int]) -> float:
-        """The share of gold passages among ``rows``; without gold, 1 if a row has an answer."""
-        if self.gold:
-            return len(self.gold.intersection(rows)) / len(self.gold)
-        return float(any(map(self._holds_answer, rows)))
-
-    def _holds_answer(self, row: int) -> bool:
-        if row not in self._holds:
-            contents = self._store.passage(row).contents
-            self._holds[row] = holds_answer(contents, self.question.golden_answers)
-        return self._holds[row]
+    As many passages count as found as have the same number of characters together.
+    """
+    with open_index(directory) as index:
+        mean_chars = _mean_chars(index.store)
+        topk = max(round(tuning.topk * tuning.mean_chars / mean_chars), 1)
+        questions = tuning.evidence, tuning.num_left_out
+        return _measure(directory, index, *questions, topk, mean_chars)
 
 
-def write_parameters(directory: Path, k1: float, b: float) -> None:
+def _measure(
+    directory: Path,
+    index: Index,
+    evidence: list[GoldEvidence],
+    num_left_out: int,
+    topk: int,
+    mean_chars: float,
+) -> Tuning:
+    manifest, backend = index.manifest, index.backend
+    if not (isinstance(manifest, BM25Manifest) and isinstance(backend, bm25.BM25)):
+        raise UserError(f"{directory} is an index of vectors; only BM25 has parameters to tune")
+    columns = CountedColumns.open(directory)
+    titles = _title_columns(directory, index.store, manifest)
+    before = WordScoring(manifest.k1, manifest.b, manifest.title_weight)
+    # Without words in titles, their weight changes nothing.
+    weights = (before.title_weight, *(TITLE_WEIGHTS if len(titles.rows_P) else ()))
+    scorings = [before]
+    judges = [Judge(one, index.store) for one in evidence]
+    texts = [one.question.text for one in evidence]
+    recalls: list[list[float]] = []
+    for weight in dict.fromkeys(weights):
+        weighted = columns.with_titles(titles, weight - before.title_weight)
+        pairs = [(k1, b) for k1 in K1S for b in BS]
+        if weight == before.title_weight:
+            pairs = list(dict.fromkeys((before[:2], *pairs)))
+        scorings += [WordScoring(*pair, weight) for pair in pairs if (*pair, weight) != before]
+        for pair in pairs:
+            scores = weighted.scores(*pair)
+            rescored = backend.with_scores(scores, maxima(scores, weighted.starts))
+            found = zip(judges, rescored.search(texts, topk), strict=True)
+            recalls.append([judge.recall([one.row for one in hits]) for judge, hits in found])
+    return Tuning(scorings, np.array(recalls), evidence, num_left_out, topk, mean_chars)
+
+
+def _title_columns(directory: Path, store: CorpusStore, manifest: BM25Manifest) -> CountedColumns:
+    """The counts of the titles alone, in the columns of the index."""
+    words = (directory / bm25.WORDS_FILE).read_text(encoding="utf-8")
+    builder = BM25Builder(manifest.k1, manifest.b, manifest.analyzer, json.loads(words))
+    for passage in store:
+        builder.add(f'"{passage.title}"')
+    return builder.columns()
+
+
+def _mean_chars(store: CorpusStore) -> float:
+    rows = np.linspace(0, len(store) - 1, min(len(store), _NUM_MEASURED)).astype(int).tolist()
+    return max(float(np.mean([len(store.passage(row).text) for row in rows])), 1.0)
+
+
+def write_parameters(directory: Path, scoring: WordScoring) -> None:
     """Changes the parameters of an index, as if it had been built with them."""
     directory = directory.resolve()
+    columns = CountedColumns.open(directory)
     with open_index(directory) as index:
         manifest = index.manifest
-    columns = CountedColumns.open(directory)
-    written = {bm25.VALUES_FILE, bm25.MAXIMA_FILE, bm25.PARAMS_FILE, MANIFEST_FILE}
+        assert isinstance(manifest, BM25Manifest)
+        if more := scoring.title_weight - manifest.title_weight:
+            titles = _title_columns(directory, index.store, manifest)
+            columns = columns.with_titles(titles, more)
+    saved = {bm25.VALUES_FILE, bm25.MAXIMA_FILE, bm25.ROWS_FILE, bm25.STARTS_FILE}
+    written = {*saved, COUNTS_FILE, LENGTHS_FILE, bm25.PARAMS_FILE, MANIFEST_FILE}
+    k1, b, _ = scoring
     with atomic_build(directory) as new:
         for path in _files(directory):
             if path.name not in written:
                 _link(path, new / path.name)
-        scores = columns.scores(k1, b)
-        np.save(new / bm25.VALUES_FILE, scores)
-        np.save(new / bm25.MAXIMA_FILE, maxima(scores, columns.starts))
+        columns.save(new, k1, b)
         params = json.dumps(parameters(k1, b, len(columns.lengths_N)), indent=4)
         (new / bm25.PARAMS_FILE).write_text(params, encoding="utf-8")
-        write_manifest(new, manifest.model_copy(update={"k1": k1, "b": b, "files": None}))
+        write_manifest(new, manifest.model_copy(update={**scoring._asdict(), "files": None}))
 
 
 def _files(directory: Path) -> Iterator[Path]:

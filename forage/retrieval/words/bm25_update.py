@@ -69,9 +69,9 @@ def update_bm25(
 ) -> Changes:
     """Updates the index in ``out`` to ``corpus``, and leaves it untouched if nothing changed.
 
-    k1, b, the weight of titles and the language stay. ``notes``: small files to keep in the index. Raises ``UserError``
-    for an invalid corpus line, and for an index without counts or with another version's stems;
-    the old index then stays.
+    k1, b, the weight of titles and the language stay. ``notes``: small files to keep in the index.
+    Raises ``UserError`` for an invalid corpus line, and for an index without counts or with another
+    version's stems; the old index then stays.
     """
     if manifest.analyzer != AnalyzerSpec.of(manifest.analyzer.language):
         raise UserError(

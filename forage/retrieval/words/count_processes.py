@@ -2,9 +2,10 @@
 
 A small corpus is counted before a process could start, so none starts. Blocks of lines go to the
 processes in turn and return in order, so the index equals that of one process byte for byte.
-``main`` is the program of a process: it reads an analyzer spec with the weight of titles, and then blocks from its standard
-input, and replies to each with its counts or with the error of an invalid line. Each process
-numbers terms in order of appearance; ``BM25Builder`` translates these to the index's numbers.
+``main`` is the program of a process: it reads an analyzer spec with the weight of titles,
+and then blocks from its standard input, and replies to each with its counts or with the error of an
+invalid line. Each process numbers terms in order of appearance; ``BM25Builder`` translates these to
+the index's numbers.
 """
 
 from __future__ import annotations

@@ -100,6 +100,8 @@ class CountedColumns:
 
         Each pair of ``titles`` also occurs in these columns.
         """
+        if not times:
+            return self
         counts = self.counts_P.astype(np.int32)
         for term in np.flatnonzero(np.diff(titles.starts)).tolist():
             of_titles = slice(titles.starts[term], titles.starts[term + 1])

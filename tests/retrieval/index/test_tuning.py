@@ -1,4 +1,4 @@
-"""BM25's k1 and b chosen on questions, compared with indexes built with each pair."""
+"""Parameters of an index chosen on questions, compared with indexes built with each of them."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from forage.data.corpus import write_corpus
 from forage.data.questions import write_questions
 from forage.errors import UserError
 from forage.retrieval.index.index import build_index, open_index, read_manifest
-from forage.retrieval.index.tuning import tune_index, write_parameters
+from forage.retrieval.index.tuning import WordScoring, tune_index, write_parameters
 from forage.types import Passage, Question
 
 
@@ -40,20 +40,21 @@ def test_the_recall_of_a_pair_is_that_of_an_index_built_with_it(number: int, tmp
     tuning = tune_index(index, questions, topk=1)
     assert (tuning.recalls.shape[1], tuning.num_left_out) == (number, 1)
     assert tuning.num_choosing == number // 2
+    assert len(tuning.scorings) == 50, "titles without words have no other weights"
     for pair in ((0.3, 0.0), (2.0, 0.6), (0.9, 0.8)):
         built = tmp_path / "built"
         build_index(tmp_path / "c.jsonl", built, *pair, show_progress=False)
         with open_index(built) as opened:
             found = opened.search([question.text for question in questions[:-1]], 1)
         expected = sum(hits[0].passage.id.startswith("gold") for hits in found) / number
-        assert tuning.recalls[tuning.pairs.index(pair)].mean() == pytest.approx(expected)
+        assert tuning.recalls[tuning.scorings.index((*pair, 1))].mean() == pytest.approx(expected)
     assert tuning.reported(tuning.before).mean() == 0
     assert tuning.reported(tuning.chosen).mean() == 1
 
 
 def test_other_parameters_give_the_files_of_an_index_built_with_them(tmp_path: Path):
     index, _ = write_world(tmp_path, 20)
-    write_parameters(index, 2.0, 0.1)
+    write_parameters(index, WordScoring(2.0, 0.1, 1))
     build_index(tmp_path / "c.jsonl", tmp_path / "built", 2.0, 0.1, show_progress=False)
     names = sorted(path.name for path in index.iterdir())
     assert names == sorted(path.name for path in (tmp_path / "built").iterdir())
@@ -76,7 +77,9 @@ def test_the_command_prints_a_table_and_writes_the_choice(
     assert "on the other 20 questions: 0.000 before, 1.000 after, gain +1.000" in said
     manifest = json.loads((index / "manifest.json").read_text())
     assert (manifest["k1"], manifest["b"]) != (0.9, 0.8)
-    assert f"now has k1 {manifest['k1']:g} and b {manifest['b']:g}, instead of 0.9 and 0.8" in said
+    new, old = f"k1 {manifest['k1']:g}, b {manifest['b']:g}", "k1 0.9, b 0.8 and title weight 1"
+    assert f"now has {new} and title weight 1, instead of {old}" in said
+    assert "The length of passages was not tuned: that needs --corpus with the documents" in said
     assert main([*argv[:3], "--corpus", str(tmp_path / "c.jsonl"), "--update"]) == 0
     assert read_manifest(index).model_dump()["b"] == manifest["b"]
 
