@@ -47,7 +47,9 @@ def test_the_recall_of_a_pair_is_that_of_an_index_built_with_it(number: int, tmp
         with open_index(built) as opened:
             found = opened.search([question.text for question in questions[:-1]], 1)
         expected = sum(hits[0].passage.id.startswith("gold") for hits in found) / number
-        assert tuning.recalls[tuning.scorings.index((*pair, 1))].mean() == pytest.approx(expected)
+        assert tuning.recalls[tuning.scorings.index(WordScoring(*pair, 1))].mean() == pytest.approx(
+            expected
+        )
     assert tuning.reported(tuning.before).mean() == 0
     assert tuning.reported(tuning.chosen).mean() == 1
 
