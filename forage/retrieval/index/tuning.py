@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,8 @@ class Tuning:
 def tune_index(directory: Path, questions: Sequence[Question], topk: int) -> Tuning:
     """Measures the recall in the ``topk`` best passages for ``K1S``, ``BS`` and ``TITLE_WEIGHTS``.
 
+    Each k1 and b is measured at the weight of the index, each weight at the best of them, and each
+    k1 and b again if another weight is better.
     Recall is the share of a question's gold passages or, if the index has none of them, whether a
     passage contains an answer. Questions with neither are left out. Raises ``UserError`` for an
     index without counts, and if too few questions are left.
@@ -137,24 +139,35 @@ def _measure(
     columns = CountedColumns.open(directory)
     titles = _title_columns(directory, index.store, manifest)
     before = WordScoring(manifest.k1, manifest.b, manifest.title_weight)
-    # Without words in titles, their weight changes nothing.
-    weights = (before.title_weight, *(TITLE_WEIGHTS if len(titles.rows_P) else ()))
-    scorings = [before]
     judges = [Judge(one, index.store) for one in evidence]
     texts = [one.question.text for one in evidence]
-    recalls: list[list[float]] = []
-    for weight in dict.fromkeys(weights):
+    recalls: dict[WordScoring, list[float]] = {}
+
+    def measure(weight: int, pairs: Iterable[tuple[float, float]]) -> WordScoring:
+        """Adds the recalls of these parameters; returns the best of all so far."""
         weighted = columns.with_titles(titles, weight - before.title_weight)
-        pairs = [(k1, b) for k1 in K1S for b in BS]
-        if weight == before.title_weight:
-            pairs = list(dict.fromkeys((before[:2], *pairs)))
-        scorings += [WordScoring(*pair, weight) for pair in pairs if (*pair, weight) != before]
         for pair in pairs:
             scores = weighted.scores(*pair)
             rescored = backend.with_scores(scores, maxima(scores, weighted.starts))
             found = zip(judges, rescored.search(texts, topk), strict=True)
-            recalls.append([judge.recall([one.row for one in hits]) for judge, hits in found])
-    return Tuning(scorings, np.array(recalls), evidence, num_left_out, topk, mean_chars)
+            of_each = [judge.recall([one.row for one in hits]) for judge, hits in found]
+            recalls[WordScoring(*pair, weight)] = of_each
+        return tuning().chosen
+
+    def tuning() -> Tuning:
+        measured = list(recalls), np.array(list(recalls.values()))
+        return Tuning(*measured, evidence, num_left_out, topk, mean_chars)
+
+    pairs = [(k1, b) for k1 in K1S for b in BS]
+    best = measure(before.title_weight, dict.fromkeys((before[:2], *pairs)))
+    if len(titles.rows_P):  # without words in titles, their weight changes nothing
+        k1, b, weight = best
+        for other in TITLE_WEIGHTS:
+            if other != weight:
+                best = measure(other, [(k1, b)])
+        if best.title_weight != weight:
+            measure(best.title_weight, pairs)
+    return tuning()
 
 
 def _title_columns(directory: Path, store: CorpusStore, manifest: BM25Manifest) -> CountedColumns:
