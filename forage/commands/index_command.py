@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "start an unfinished build over"
     add("--restart", action="store_true", help=text)
     add("--overwrite", action="store_true", help="replace the index in --out")
-    text = "read and index only what changed since the index in --out was built (bm25)"
+    text = "read and index only what changed since the index in --out was built (not Qdrant)"
     add("--update", action="store_true", help=text)
     text = (
         "choose k1, b, the weight of titles and, for documents without --size, the length of "
@@ -89,7 +89,7 @@ def run(args: Namespace) -> int:
     if args.corpus is not None:
         _make(args)
     else:
-        unread = (*_unread_by_update(), *OWN_TEXT, "update")
+        unread = (*_unread_by_update(), *OWN_TEXT, "update", "device", "trust_remote_code")
         refuse(args, unread, "without --corpus, --tune changes only how passages are scored")
     if args.tune is not None:
         from forage.commands.index_tuning import tune
@@ -102,6 +102,10 @@ def _make(args: Namespace) -> None:
     """Builds, updates or imports the index."""
     if args.update:
         refuse(args, _unread_by_update(), "--update keeps the settings of the index")
+        from forage.retrieval.index.index import read_manifest
+
+        if read_manifest(args.out).backend == "bm25":
+            refuse(args, ("device", "trust_remote_code"), "the backend is bm25")
         update_own(args)
         return
     if not args.overwrite:
@@ -118,7 +122,7 @@ def _make(args: Namespace) -> None:
 def _unread_by_update() -> tuple[str, ...]:
     """The arguments that only a build reads."""
     build = ("backend", "adopt", "restart", "overwrite", "encoder", *ENCODER, "whole_passages")
-    return (*build, *fields_of("bm25", "vectors", "qdrant"), "device", "trust_remote_code")
+    return (*build, *fields_of("bm25", "vectors", "qdrant"))
 
 
 def _require(args: Namespace, name: str) -> None:

@@ -123,7 +123,8 @@ def update_own(args: Namespace) -> bool:
             )
     args = Namespace(**vars(args) | made_with)
     with corpus_of(args, args.out) as (corpus, notes):
-        changes = update_index(corpus, args.out, notes)
+        encoding = args.device, args.trust_remote_code
+        changes = update_index(corpus, args.out, notes, *encoding)
     found = (changes.num_added, changes.num_removed, changes.num_kept)
     logger.info("%s: %d passages added, %d removed, %d kept", args.out, *found)
     return any(found[:2])

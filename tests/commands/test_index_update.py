@@ -175,17 +175,52 @@ def test_an_update_keeps_the_options_of_the_build(
     assert json.loads((out / "manifest.json").read_text()) == before
 
 
-def test_an_index_of_vectors_or_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_index_in_qdrant_or_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     corpus = tmp_path / "c.jsonl"
     write_corpus(corpus, [Passage(f"p{at}", "", f"word{at} of") for at in range(9)])
     assert index(corpus, tmp_path / "none", "--update") == 2
     assert "is not an index" in capsys.readouterr().err
     model = write_encoder(tmp_path / "tiny")
-    vectors = ("--backend", "flat", "--encoder", str(model), "--device", "cpu")
+    vectors = ("--backend", "qdrant", "--encoder", str(model), "--device", "cpu")
     assert index(corpus, tmp_path / "v", *vectors) == 0
     assert index(corpus, tmp_path / "v", "--update") == 2
     said = re.sub(r"\s+", " ", capsys.readouterr().err)
-    assert "is an index of vectors, which cannot be updated; build it again" in said
+    assert "is an index in Qdrant, which cannot be updated; build it again" in said
+
+
+def test_vectors_of_documents_are_updated_like_a_new_build(
+    tmp_path: Path, read_files: list[str], capsys: pytest.CaptureFixture[str]
+):
+    docs, out = tmp_path / "docs", tmp_path / "v"
+    write_documents(docs, 6)
+    age(docs)
+    model = write_encoder(tmp_path / "tiny")
+    vectors = ("--backend", "flat", "--encoder", str(model), "--device", "cpu", "--size", "40")
+    assert index(docs, out, *vectors) == 0
+    read_files.clear()
+    (docs / "notes" / "n003.md").write_text("# Note 3\n\nIt is new.\n")
+    (docs / "notes" / "n001.md").unlink()
+    assert index(docs, out, "--update", "--device", "cpu") == 0
+    assert "1 passages added" in re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert read_files == ["n003.md", "scan.pdf"]
+    assert index(docs, tmp_path / "again", *vectors) == 0
+    with open_index(out) as updated, open_index(tmp_path / "again") as built:
+        assert list(updated.store) == list(built.store)
+        queries = ["it is new", "word7 of word14", "rome"]
+        for one, other in zip(updated.search(queries, 5), built.search(queries, 5), strict=True):
+            assert [hit.passage for hit in one] == [hit.passage for hit in other]
+            assert [hit.score for hit in one] == pytest.approx([hit.score for hit in other])
+    assert (out / "documents.json").read_text() == (tmp_path / "again/documents.json").read_text()
+
+
+def test_only_an_update_of_vectors_takes_a_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    docs = tmp_path / "docs"
+    write_documents(docs, 1)
+    assert index(docs, tmp_path / "i") == 0
+    assert index(docs, tmp_path / "i", "--update", "--device", "cpu") == 2
+    assert "--device has no effect here: the backend is bm25" in capsys.readouterr().err
 
 
 def test_an_index_inside_its_documents_is_none_of_them(tmp_path: Path):

@@ -158,21 +158,36 @@ def build_backend(
     if isinstance(settings, QdrantOptions):
         build_qdrant_index(corpus, out, vectors, settings)
     else:
-        build_dense_index(corpus, out, replace(vectors, faiss=settings))
+        build_dense_index(corpus, out, replace(vectors, faiss=settings), notes=notes)
 
 
-def update_index(corpus: Path, out: Path, notes: Mapping[str, str] | None = None) -> Changes:
-    """Updates the index in ``out`` to ``corpus``, reusing the counts of unchanged passages.
+def update_index(
+    corpus: Path,
+    out: Path,
+    notes: Mapping[str, str] | None = None,
+    devices: Sequence[str] = (),
+    trust_remote_code: bool = False,
+) -> Changes:
+    """Updates the index in ``out`` to ``corpus``, reusing what it has of unchanged passages.
 
-    Raises ``UserError``, also for an index of vectors; the old index then stays.
+    That is their counts, or their vectors; ``devices`` encode the others. Raises ``UserError``,
+    also for an index in Qdrant; the old index then stays.
     """
+    from forage.retrieval.vectors.dense_update import update_dense
     from forage.retrieval.words.bm25_update import update_bm25
 
     manifest = read_manifest(out)
-    if not isinstance(manifest, BM25Manifest):
-        raise UserError(f"{out} is an index of vectors, which cannot be updated; build it again")
     check_files(out, manifest)
-    return update_bm25(corpus, out, manifest, notes)
+    match manifest:
+        case BM25Manifest():
+            return update_bm25(corpus, out, manifest, notes)
+        case DenseManifest():
+            return update_dense(corpus, out, manifest, notes, devices, trust_remote_code)
+        case QdrantManifest():
+            raise UserError(
+                f"{out} is an index in Qdrant, which cannot be updated; build it again with "
+                "--overwrite"
+            )
 
 
 def _open_backend(

@@ -8,7 +8,7 @@ imported only when an index is built or opened.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -74,15 +74,22 @@ class DenseManifest(CommonManifest):
 
 
 def build_dense_index(
-    corpus: Path, out: Path, settings: DenseBuild, show_progress: bool = True
+    corpus: Path,
+    out: Path,
+    settings: DenseBuild,
+    show_progress: bool = True,
+    notes: Mapping[str, str] | None = None,
 ) -> DenseManifest:
     """Builds an index of vectors of ``corpus`` in ``out``, or resumes an interrupted build.
 
-    Raises ``UserError`` as ``encoded_corpus`` does.
+    ``notes``: small files to keep in the index, by name. Raises ``UserError`` as ``encoded_corpus``
+    does.
     """
     assert not isinstance(settings.faiss, ImportedSettings), "an imported index is not built"
     with encoded_corpus(corpus, out, settings, show_progress) as encoded:
         manifest = _index_vectors(encoded, show_progress)
+        for name, text in (notes or {}).items():
+            (encoded.directory / name).write_text(text, encoding="utf-8")
         write_manifest(encoded.directory, manifest)
     logger.info("indexed %d passages in %s", manifest.num_passages, out)
     return manifest
@@ -102,7 +109,7 @@ def open_dense(
     require_same(directory, "passages", manifest.num_passages, "its FAISS file holds", len(index))
     vectors = None
     if rescore_dtype(manifest.faiss) is not None:
-        vectors = _open_vectors(directory, manifest)
+        vectors = open_kept_vectors(directory, manifest)
     encoder = open_same_encoder(directory, manifest.encoder, manifest.library, store, options)
     return DenseBackend(encoder, index, manifest.faiss, vectors)
 
@@ -200,7 +207,8 @@ def dense_versions() -> str:
     )
 
 
-def _open_vectors(directory: Path, manifest: DenseManifest) -> VectorShards:
+def open_kept_vectors(directory: Path, manifest: DenseManifest) -> VectorShards:
+    """The vectors that rescore the candidates of an index; raises ``UserError``."""
     vectors = open_vectors(directory / VECTORS_DIR)
     layout = vectors.layout
     require_same(directory, "passages", manifest.num_passages, "its vectors are", layout.num_rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -71,6 +71,8 @@ class DenseBuild:
     is_restart: bool = False
     is_whole: bool = False
     """Whether to refuse passages that are longer than the encoder reads."""
+    reusing: Callable[[Encoder], Encoder] | None = None
+    """Makes the encoder of passages, which may know some vectors; it may raise ``UserError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ def encoded_corpus(
         state = _read_state(directory)
         try:
             encoders = _open_encoders(settings, state)
+            of_passages = list(map(settings.reusing, encoders)) if settings.reusing else encoders
             stored = _store_corpus(corpus, directory, encoders[0].spec, state, show_progress)
             with CorpusStore(directory) as store:
                 if lost := _describe_truncation(store, encoders[0]):
@@ -126,7 +129,8 @@ def encoded_corpus(
         faiss_settings = fit_to(settings.faiss, stored.num_passages, encoders[0].dimension)
         with CorpusStore(directory) as store:
             _warn_of_unread_scripts(store, encoders[0])
-            vectors = _encode(store, directory, encoders, faiss_settings, settings, show_progress)
+            places = store, directory
+            vectors = _encode(*places, of_passages, faiss_settings, settings, show_progress)
             write_probes(store, encoders[0], directory)
         yield Encoded(directory, stored, encoders[0].spec, faiss_settings, vectors)
         _finish(directory, has_vectors=rescore_dtype(faiss_settings) is not None)

@@ -105,14 +105,14 @@ def open_same_encoder(
             f"{encoder.spec.query_model or encoder.spec.model} has",
             getattr(encoder.spec, name),
         )
-    _check_probes(directory, stated, library, store, encoder)
+    check_probes(directory, stated, library, store, encoder)
     return encoder
 
 
-def _check_probes(
+def check_probes(
     directory: Path, stated: EncoderSpec, library: str, store: CorpusStore, encoder: Encoder
 ) -> None:
-    """Compares the encoder's vectors of the probe texts with those stored in the index."""
+    """Compares the encoder's vectors of the probe texts with those in an index (``UserError``)."""
     path = directory / PROBES_FILE
     try:
         kept = np.load(path)
