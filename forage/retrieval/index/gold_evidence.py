@@ -68,7 +68,7 @@ def evidence_in(store: CorpusStore, questions: Sequence[Question]) -> list[GoldE
     return found
 
 
-class Judge:
+class RowJudge:
     """Judges the rows of one index that a search finds for one question."""
 
     def __init__(self, evidence: GoldEvidence, store: CorpusStore) -> None:

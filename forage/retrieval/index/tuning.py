@@ -21,7 +21,7 @@ import numpy as np
 
 from forage.data.corpus_store import CorpusStore
 from forage.errors import UserError
-from forage.retrieval.index.gold_evidence import GoldEvidence, Judge, evidence_in
+from forage.retrieval.index.gold_evidence import GoldEvidence, RowJudge, evidence_in
 from forage.retrieval.index.index import Index, open_index
 from forage.retrieval.store.atomic_directory import atomic_build
 from forage.retrieval.store.manifest import MANIFEST_FILE, write_manifest
@@ -139,7 +139,7 @@ def _measure(
     columns = CountedColumns.open(directory)
     titles = _title_columns(directory, index.store, manifest)
     before = WordScoring(manifest.k1, manifest.b, manifest.title_weight)
-    judges = [Judge(one, index.store) for one in evidence]
+    judges = [RowJudge(one, index.store) for one in evidence]
     texts = [one.question.text for one in evidence]
     recalls: dict[WordScoring, list[float]] = {}
 

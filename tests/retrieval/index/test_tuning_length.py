@@ -10,7 +10,7 @@ import pytest
 from forage.commands.cli import main
 from forage.data.corpus import write_corpus
 from forage.data.questions import write_questions
-from forage.retrieval.index.gold_evidence import GoldEvidence, Judge, Place
+from forage.retrieval.index.gold_evidence import GoldEvidence, RowJudge, Place
 from forage.retrieval.index.index import open_corpus, open_index
 from forage.types import Passage, Question
 
@@ -126,7 +126,7 @@ def test_evidence_is_a_place_in_a_document_with_the_answer(found: Passage, is_fo
 
     store = Store()
     evidence = GoldEvidence.of(question, store)  # pyright: ignore[reportArgumentType]
-    assert Judge(evidence, store).recall([0]) == is_found  # pyright: ignore[reportArgumentType]
+    assert RowJudge(evidence, store).recall([0]) == is_found  # pyright: ignore[reportArgumentType]
 
 
 def test_rows_of_two_sheets_are_two_places():
