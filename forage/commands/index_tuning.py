@@ -41,7 +41,9 @@ def tune(args: Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         indexes = dict(_recut(args, Path(folder)))
         tunings = {DEFAULT_SIZE: before}
-        tunings |= {size: tune_recut(index, before) for size, index in indexes.items()}
+        for size, index in indexes.items():
+            if (recut := tune_recut(index, before)) is not None:
+                tunings[size] = recut
         # If several tie, the first wins: the length that the index has.
         size = max(tunings, key=lambda one: max(tunings[one].means))
         tuning = tunings[size]
@@ -166,7 +168,7 @@ def _print_sizes(tunings: dict[int, Tuning], size: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="passages of other lengths, as many as fill the same space")
+    table = Table(title="passages of other lengths, as many as fit the same space")
     for heading in ("--size", "passages", "recall", "k1", "b", "title weight"):
         table.add_column(heading, justify="right")
     for one, tuning in sorted(tunings.items()):

@@ -113,14 +113,17 @@ def tune_index(directory: Path, questions: Sequence[Question], topk: int) -> Tun
         return _measure(directory, index, evidence, num_left_out, topk, _mean_chars(index.store))
 
 
-def tune_recut(directory: Path, tuning: Tuning) -> Tuning:
+def tune_recut(directory: Path, tuning: Tuning) -> Tuning | None:
     """Measures an index of the same documents in passages of another length.
 
-    As many passages count as found as have the same number of characters together.
+    As many passages count as found as have no more characters together (or little more: 5 %); None
+    if a single one has.
     """
     with open_index(directory) as index:
         mean_chars = _mean_chars(index.store)
-        topk = max(round(tuning.topk * tuning.mean_chars / mean_chars), 1)
+        topk = int(1.05 * tuning.topk * tuning.mean_chars / mean_chars)
+        if not topk:
+            return None
         questions = tuning.evidence, tuning.num_left_out
         return _measure(directory, index, *questions, topk, mean_chars)
 

@@ -10,7 +10,7 @@ import pytest
 from forage.commands.cli import main
 from forage.data.corpus import write_corpus
 from forage.data.questions import write_questions
-from forage.retrieval.index.gold_evidence import GoldEvidence, RowJudge, Place
+from forage.retrieval.index.gold_evidence import GoldEvidence, Place, RowJudge
 from forage.retrieval.index.index import open_corpus, open_index
 from forage.types import Passage, Question
 
@@ -83,6 +83,21 @@ def test_a_length_that_is_given_or_cannot_change_is_kept(
     paths = ["--corpus", str(tmp_path / "c.jsonl"), "--out", str(tmp_path / "j")]
     _, said = run_index([*paths, *tuned], capsys)
     assert f"{not_tuned} each line of the corpus is a passage" in said
+
+
+def test_longer_passages_get_no_more_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """With rounding, two of 400 words were compared with three of 200, and one of 800 with them."""
+    (tmp_path / "docs").mkdir()
+    for at in range(20):
+        text = " ".join(f"w{at * 3_000 + word}" for word in range(3_000))
+        (tmp_path / "docs" / f"{at:02d}.txt").write_text(f"about{at} gold{at} {text}")
+    questions = [Question(str(at), f"about{at}?", (f"gold{at}",), "own") for at in range(20)]
+    write_questions(tmp_path / "q.jsonl", questions)
+    paths = ["--corpus", str(tmp_path / "docs"), "--out", str(tmp_path / "i")]
+    out, said = run_index([*paths, "--tune", str(tmp_path / "q.jsonl"), "--topk", "3"], capsys)
+    rows = {int(size): int(topk) for size, topk in re.findall(r"\n\W*(\d+) │ +(\d+) │ +1\.", out)}
+    assert rows == {50: 12, 100: 6, 200: 3, 400: 1}
+    assert "keeps k1 0.9, b 0.4 and title weight 1" in said
 
 
 def test_an_overlap_that_a_length_cannot_have_leaves_that_length_out(
