@@ -32,6 +32,16 @@ def _default_matmul_kernel() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _shared_tokenizer_stays_as_it_was() -> Iterator[None]:
+    """A test that adds a token to the tokenizer of all tests fails here, not the later ones."""
+    from tests.fakes import tiny_tokenizer
+
+    yield
+    if tiny_tokenizer.cache_info().currsize:
+        assert len(tiny_tokenizer()) == 300, "change a copy of tiny_tokenizer()"
+
+
+@pytest.fixture(autouse=True)
 def _logging_stays_as_it_was() -> Iterator[None]:
     """A command sets up the logging of its process; this restores it for the next test."""
     root, own = logging.getLogger(), logging.getLogger("forage")

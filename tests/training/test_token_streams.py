@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +252,7 @@ def test_settings_that_cannot_act_together_are_refused(settings: dict[str, Any],
 
 def test_a_teacher_with_another_tokenizer_is_refused_with_both_named(tmp_path: Path):
     for name, extra in (("pupil", []), ("teacher", ["word"])):
-        tokenizer = tiny_tokenizer()
+        tokenizer = deepcopy(tiny_tokenizer())  # which every test shares
         tokenizer.add_tokens(extra)
         model = tiny_model()
         model.resize_token_embeddings(len(tokenizer))

@@ -540,5 +540,5 @@ def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
         monkeypatch.setattr(build_trainer, name, lambda model, config, *_, **__: load(config))
     trainer_rank.TrainerRank(build_config(tree))
     assert devices == ["cpu", "cpu", "cpu"]
-    device_type, cost = made.call_args.args[-2:]
-    assert (device_type, cost) == ("cuda", None)
+    device_type, cost, teacher = made.call_args.args[-3:]
+    assert (device_type, cost, teacher) == ("cuda", None, None)
