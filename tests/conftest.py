@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,11 +35,10 @@ def _default_matmul_kernel() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _shared_tokenizer_stays_as_it_was() -> Iterator[None]:
     """A test that adds a token to the tokenizer of all tests fails here, not the later ones."""
-    from tests.fakes import tiny_tokenizer
-
     yield
-    if tiny_tokenizer.cache_info().currsize:
-        assert len(tiny_tokenizer()) == 300, "change a copy of tiny_tokenizer()"
+    fakes = sys.modules.get("tests.fakes")  # not imported for tests that do without
+    if fakes is not None and fakes.tiny_tokenizer.cache_info().currsize:
+        assert len(fakes.tiny_tokenizer()) == 300, "change a copy of tiny_tokenizer()"
 
 
 @pytest.fixture(autouse=True)
