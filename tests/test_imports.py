@@ -77,7 +77,7 @@ LINE_BUDGETS = {
     # Sweeps and the groups of their runs (sweep_command.py, sweep_runs.py, run_groups.py). A GGUF
     # file writes questions, and a local writer fits into memory (questions_command.py). The time
     # that an agent's questions take is reported, and not planned with (real_budget.py).
-    "commands": 6_041,
+    "commands": 6_050,
     # The lessons of a question writer (warm_start_config.py). Results that a policy may ask for
     # (search_config.py). The union of token losses (algorithm_config.py).
     "config": 3_726,

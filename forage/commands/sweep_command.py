@@ -1,7 +1,7 @@
 """``forage sweep``: trains every combination of the listed settings, several at a time.
 
 Each combination is an ordinary ``forage train`` in its own directory. A run that fails does not end
-the others; repeating the command does what is missing.
+the others; the same command again trains what is missing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from forage.hardware import free_memory, num_cores
 
 _POLL_S = 0.2
 _SHARE_OF_MEMORY = 0.8
-"""Of the free memory, what the runs together may need by their plans."""
+"""The share of the free memory that all runs together may need, by their plans."""
 _PROCESS_BYTES = 700_000_000
-"""What a process needs besides what its plan counts: Python, torch, records."""
+"""The memory of a process that its plan does not count: Python, torch, records."""
 _LAST_LINES = 3
 
 
@@ -99,7 +99,7 @@ class Sweep:
     cores: dict[SweepRun, set[int]] = field(default_factory=dict)
 
     def play(self, runs: Sequence[SweepRun]) -> None:
-        """Plays all of them; if it is interrupted, each writes a checkpoint and ends."""
+        """Trains all of them; if it is interrupted, the current ones write checkpoints and end."""
         waiting, slots = deque(runs), self._shares_of_cores()
         started: dict[SweepRun, float] = {}
         try:
@@ -132,7 +132,15 @@ class Sweep:
             # A process inherits the cores of the thread that starts it.
             everywhere = _use_cores(self.cores[one])
             try:
-                return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                # In a session of its own, a run gets one signal to stop, even for Ctrl-C in a
+                # terminal; a second one would end it without a checkpoint.
+                return subprocess.Popen(
+                    command,
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
             finally:
                 _use_cores(everywhere)
 

@@ -1,4 +1,4 @@
-"""``forage sweep`` with real runs: some end, one fails, and a stopped sweep goes on."""
+"""``forage sweep`` with real runs: one succeeds, one fails, and a stopped sweep continues."""
 
 import json
 import signal
@@ -48,13 +48,15 @@ def test_every_combination_is_trained_and_one_that_fails_is_apart(tmp_path: Path
     assert again.returncode == 1
 
 
-def test_a_sweep_that_is_stopped_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_that_is_stopped_continues(tmp_path: Path) -> None:
     recipe, out = recipe_in(tmp_path), tmp_path / "sweep"
     words = ("--out", out, "--parallel", "1", "seed=5..6", "trainer.checkpoint_every=1")
     child = start_forage("sweep", recipe, *words)
     wait_for(out / "seed=5" / "checkpoints" / "step_000001", child)
     child.send_signal(signal.SIGINT)
     child.communicate()
+    stopped = (out / "seed=5.log").read_text()
+    assert "--resume" in stopped, "the run wrote a checkpoint and said how to continue"
     assert child.returncode == INTERRUPTED
     ended = forage("sweep", recipe, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -198,19 +198,18 @@ def judged_table(result: EvaluationResult) -> FigureTable | None:
     part = None if arm is None else arm.by_source.get(BROWSECOMP_PLUS)
     if part is None:
         return None
-    own = (Cell(result.protocol.retriever or ""), interval_cell(part.em, 3), Cell("exact match"))
-    rows = [Row(f"{result.name} (yours)", own, is_head=True, is_own=True)]
+    own = interval_cell(part.em, 3)
+    rows = [Row(f"{result.name} (yours)", (own,), is_head=True, is_own=True)]
     rows += [
-        Row(each.model, (Cell(each.search), Cell(figure_text(each.accuracy, 3)), Cell("judged")))
+        Row(f"{each.model}, {each.search}", (Cell(figure_text(each.accuracy, 3)),))
         for each in literature().browsecomp_plus
     ]
     urls = ", ".join(dict.fromkeys(each.url for each in literature().browsecomp_plus))
     note = (
-        "In the published figures a model judged the answers, which accepts more than exact match: "
-        f"the rows show the scale, not a ranking. Sources: {urls}."
+        "Your figure is exact match. In the published ones a model judged the answers, which "
+        f"accepts more: the rows show the scale, not a ranking. Sources: {urls}."
     )
-    columns = ("search", "accuracy", "scored by")
-    return FigureTable("BrowseComp-Plus", "model", columns, tuple(rows), note, has_words=True)
+    return FigureTable("BrowseComp-Plus", "model, search", ("accuracy",), tuple(rows), note)
 
 
 def protocol_table(result: EvaluationResult) -> FigureTable:

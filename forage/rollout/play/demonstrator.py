@@ -159,7 +159,7 @@ class ReadingPlan:
     conclusion: str = ""
     """The answer if no search shows one; if it is empty, the episode is dropped."""
     is_written: bool = True
-    """Whether a passage may contain the answer in so many words."""
+    """Whether a passage may contain the answer verbatim."""
 
 
 def plan_reading(
