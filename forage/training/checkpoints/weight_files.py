@@ -33,6 +33,9 @@ DTYPE_NAMES = {
 _MAX_WRITE_BYTES = 1 << 30
 """Bytes per write call; the kernel accepts at most two gigabytes."""
 
+_LOCKED_BYTES = 64 << 20
+"""Bytes of a file under one lock where rows of several ranks alternate."""
+
 Shape = tuple[int, ...]
 
 
@@ -136,7 +139,8 @@ class WeightFiles:
         write_index(self._folder, self._stem, self._files, self._num_bytes)
         for path, header in self._headers.items():
             with _open_to_write(path) as file:
-                _write_at(file, header, 0)
+                header_row = torch.frombuffer(bytearray(header), dtype=torch.uint8)[None]
+                _write_block(file, _Block(0, len(header), header_row))
 
     def write(self, pieces: Iterable[WeightPiece]) -> None:
         """Writes pieces at their offsets and flushes them to disk; raises ``OSError``."""
@@ -146,24 +150,38 @@ class WeightFiles:
                 path, place = self._places[piece.name]
                 if path not in files:
                     files[path] = stack.enter_context(_open_to_write(path))
-                for offset, values in _runs(piece, place):
-                    data = values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                    _write_at(files[path], data, offset)
+                for block in _blocks(piece, place):
+                    _write_block(files[path], block)
             for file in files.values():
                 os.fsync(file)
 
 
-def _runs(piece: WeightPiece, place: _Place) -> Iterable[tuple[int, Tensor]]:
-    """The contiguous parts of a piece, with their offsets in the file."""
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows [R, bytes] at equal distances in a file; the first one is at ``start``."""
+
+    start: int
+    stride: int
+    rows: Tensor
+
+
+def _blocks(piece: WeightPiece, place: _Place) -> Iterator[_Block]:
+    """The parts of a piece that are written under one lock each, in host memory."""
     size, values = place.dtype.itemsize, piece.values
+    if not values.numel():  # a matrix with fewer rows than there are ranks
+        return
     if tuple(values.shape[1:]) == place.shape[1:]:
-        row = torch.Size(place.shape[1:]).numel()
         first = piece.starts[0] if piece.starts else 0
-        yield place.start + first * row * size, values
+        stride = torch.Size(place.shape[1:]).numel() * size
+        whole = values.cpu().contiguous().reshape(1, -1).view(torch.uint8)
+        yield _Block(place.start + first * stride, whole.shape[1], whole)
         return
     assert values.ndim == 2, "only matrices are sharded by columns"
-    for index, row in enumerate(values, piece.starts[0]):
-        yield place.start + (index * place.shape[1] + piece.starts[1]) * size, row
+    stride = place.shape[1] * size
+    start = place.start + piece.starts[0] * stride + piece.starts[1] * size
+    for rows in values.split(max(1, _LOCKED_BYTES // stride)):
+        yield _Block(start, stride, rows.cpu().contiguous().view(torch.uint8))
+        start += len(rows) * stride
 
 
 @contextmanager
@@ -176,15 +194,27 @@ def _open_to_write(path: Path) -> Iterator[int]:
         os.close(file)
 
 
-def _write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    """Writes all of ``data``; a single write call may write less.
+def _write_block(file: int, block: _Block) -> None:
+    """Writes rows at their places in the file.
 
     On NFS, a machine that writes part of a page fills the rest with zeros, over what another
-    machine has written there, unless it locks the range.
+    machine has written there, unless it locks the range. Locks are few and short: the kernel
+    searches all of a file's locks for each new one, and other ranks write between these rows.
     """
-    rest = memoryview(data)
+    length = (len(block.rows) - 1) * block.stride + block.rows.shape[1]
     with suppress(OSError):  # a file system without locks
-        fcntl.lockf(file, fcntl.LOCK_EX, len(rest), offset)
+        fcntl.lockf(file, fcntl.LOCK_EX, length, block.start)
+    try:
+        for number, row in enumerate(block.rows.numpy()):
+            _write_at(file, row.data, block.start + number * block.stride)
+    finally:
+        with suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_UN, length, block.start)
+
+
+def _write_at(file: int, data: bytes | memoryview, offset: int) -> None:
+    """Writes all of ``data``; a single write call may write less."""
+    rest = memoryview(data)
     while rest:
         written = os.pwrite(file, rest[:_MAX_WRITE_BYTES], offset)
         rest, offset = rest[written:], offset + written
