@@ -113,7 +113,13 @@ def as_if_read(model: nn.Module) -> Iterator[None]:
 
 
 def without_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Drops the model's weights; names and shapes stay."""
+    """Drops the model's weights; names and shapes stay, and tied weights stay tied."""
+    dropped: dict[int, nn.Parameter] = {}  # torch would move a tied weight once for each module
+    for module in model.modules():
+        for key, weight in module._parameters.items():
+            if weight is not None:
+                blank = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
+                module._parameters[key] = dropped.setdefault(id(weight), blank)
     return model.to(torch.device("meta"))  # pyright: ignore[reportArgumentType]  # its decorator
 
 

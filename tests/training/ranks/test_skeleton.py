@@ -130,6 +130,21 @@ def test_files_that_do_not_hold_the_weights_as_the_model_has_them_are_loaded_who
     assert all(weight.is_meta for weight in without_weights(model).parameters())
 
 
+@pytest.mark.parametrize("lora_config", [None, LoraConfig(rank=2)], ids=["whole", "adapters"])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_tied_head_stays_tied_when_the_weights_are_dropped(
+    tmp_path: Path, in_parts: bool, lora_config: LoraConfig | None
+) -> None:
+    """It became a weight of its own, which no server has: small models could not be published."""
+    path = saved(tmp_path, make_model("qwen2"))
+    model = load_policy(ModelConfig(path=path, lora=lora_config), 0, in_parts)
+    before = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    dropped = without_weights(model)
+    assert has_tied_head(dropped)
+    assert {name: weight.requires_grad for name, weight in dropped.named_parameters()} == before
+    assert all(each.is_meta for each in (*dropped.parameters(), *dropped.buffers()))
+
+
 def changed(path: str, **values: object) -> None:
     """The config of a saved model with other values."""
     file = Path(path) / "config.json"
