@@ -59,6 +59,12 @@ class Credited:
         rest = {name: column for name, column in columns.items() if name not in own}
         return replace(self, **own, extra={**self.extra, **rest})
 
+    def filled_since(self, before: Credited) -> dict[str, Tensor]:
+        """The columns, of any length, that are not the same objects in ``before``."""
+        old = {**before.columns, **before.extra}
+        new = {**self.columns, **self.extra}
+        return {name: column for name, column in new.items() if column is not old.get(name)}
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:

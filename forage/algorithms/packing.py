@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush, heapreplace
 from itertools import accumulate, chain, pairwise
 
 import torch
@@ -117,33 +118,45 @@ def balanced_bins(
     fallback = first_fit(sizes, max_tokens)
     num_bins = -(-len(fallback) // multiple_of) * multiple_of
     bins: list[list[int]] = [[] for _ in range(num_bins)]
-    room = [max_tokens] * len(bins)
-    costs = [0.0] * len(bins)
+    room = [max_tokens] * num_bins
+    by_cost = [(0.0, number) for number in range(num_bins)]
+    too_full: list[tuple[int, float, int]] = []  # by room, until sequences are short enough again
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        with_room = [i for i, left in enumerate(room) if left >= sizes[index]]
-        if not with_room:
+        size = sizes[index]
+        while too_full and -too_full[0][0] >= size:
+            _, cost, number = heappop(too_full)
+            heappush(by_cost, (cost, number))
+        while by_cost and room[by_cost[0][1]] < size:
+            cost, number = heappop(by_cost)
+            heappush(too_full, (-room[number], cost, number))
+        if not by_cost:
             return fallback
-        bin_ = min(with_room, key=lambda i: costs[i])
-        bins[bin_].append(index)
-        room[bin_] -= sizes[index]
-        costs[bin_] += cost_of(sizes[index])
+        cost, number = by_cost[0]
+        bins[number].append(index)
+        room[number] -= size
+        heapreplace(by_cost, (cost + cost_of(size), number))
     return [bin_ for bin_ in bins if bin_]
 
 
 def first_fit(sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Indices of ``sizes`` in bins of at most ``max_tokens``, the largest first (stable)."""
     bins: list[list[int]] = []
-    room: list[int] = []
+    # The most room in each subtree of a binary tree, whose leaves are bins.
+    num_leaves = 1 << max(len(sizes) - 1, 0).bit_length()
+    room = [max_tokens] * (2 * num_leaves)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         size = sizes[index]
         assert size <= max_tokens, f"{size} tokens do not fit a micro-batch of {max_tokens}"
-        bin_ = next((i for i, left in enumerate(room) if left >= size), None)
-        if bin_ is None:
-            bin_ = len(bins)
+        node = 1
+        while node < num_leaves:
+            node = 2 * node if room[2 * node] >= size else 2 * node + 1
+        if node - num_leaves == len(bins):
             bins.append([])
-            room.append(max_tokens)
-        bins[bin_].append(index)
-        room[bin_] -= size
+        bins[node - num_leaves].append(index)
+        room[node] -= size
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
     return bins
 
 

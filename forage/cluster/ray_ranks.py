@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from forage.cluster.ray_actors import Actor, ActorLostError, OnRay, Reply, Spot, first_ready, shared
+from forage.training.ranks.messages import to_bytes
 from forage.training.ranks.rank_processes import (
     RankDiedError,
     RankPlace,
@@ -66,7 +67,7 @@ class RayRanks(Generic[T]):
         """The index of each rank's actor, and so of its bundle, by rank."""
         self._store = open_store(address)
         ranks_per_machine = Counter(spot.machine for spot in spots)
-        made = shared(pickle.dumps(make))
+        made = shared(to_bytes(make))
         replies: list[Reply] = []
         for rank, (actor, spot) in enumerate(zip(self._actors, self.spots, strict=True)):
             place = RankPlace(
@@ -88,7 +89,7 @@ class RayRanks(Generic[T]):
         """Calls a method on every rank, as ``RankGroup`` describes."""
         if not self._actors:
             raise RankDiedError("the ranks have ended")
-        message = shared(pickle.dumps((method, arguments, named), pickle.HIGHEST_PROTOCOL))
+        message = shared(to_bytes((method, arguments, named)))
         return self._answer([actor.ask("call", message) for actor in self._actors])
 
     def close(self) -> None:

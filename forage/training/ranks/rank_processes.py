@@ -32,6 +32,7 @@ from forage.hardware import (
     num_cores,
 )
 from forage.retrieval.serve.port import bind_port
+from forage.training.ranks.messages import to_bytes
 from forage.training.ranks.on_ranks import Called
 
 T = TypeVar("T")
@@ -119,7 +120,7 @@ class RankProcesses(Generic[T]):
         """See ``RankGroup``."""
         if not self._processes:
             raise RankDiedError("the ranks have ended")
-        message = pickle.dumps((method, arguments, named), protocol=pickle.HIGHEST_PROTOCOL)
+        message = to_bytes((method, arguments, named))
         for rank, each in enumerate(self._connections):
             try:
                 each.send_bytes(message)
@@ -252,9 +253,9 @@ def answer_of(work: Callable[P, object], *arguments: P.args, **named: P.kwargs) 
         is_right, answer = False, error
     rank = dist.get_rank() if dist.is_initialized() else 0
     try:
-        return pickle.dumps((is_right, answer if rank == 0 or not is_right else None))
+        return to_bytes((is_right, answer if rank == 0 or not is_right else None))
     except Exception as error:  # an error that cannot be pickled is sent as text
-        return pickle.dumps((False, RuntimeError(f"rank {rank}: {answer!r} ({error})")))
+        return to_bytes((False, RuntimeError(f"rank {rank}: {answer!r} ({error})")))
 
 
 def join_group(place: RankPlace) -> None:

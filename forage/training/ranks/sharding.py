@@ -17,6 +17,7 @@ Ranks that differ only in sequence and matrix compute the same micro-batch.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +45,7 @@ from forage.batch import Rows
 from forage.config.placement_config import TrainerPlacement
 from forage.models.attention_heads import attention_heads
 from forage.models.recurrence import recurrent_layers
+from forage.training.ranks.messages import to_bytes
 from forage.training.ranks.skeleton import materialize
 from forage.training.ranks.tensor_parallel import check_divisible, cut_block
 from forage.training.ranks.ulysses import SequenceRanks, check_heads, check_not_recurrent
@@ -220,10 +222,12 @@ class Ranks:
 
     def _gather(self, results: dict[int, T]) -> list[T]:
         """Collects all ranks' results, in order of micro-batches."""
-        parts: list[dict[int, T]] = [{} for _ in range(self.num_data_ranks)]
+        parts = [b""] * self.num_data_ranks
         on_cpu = tree_map_only(Tensor, lambda each: each.cpu(), results)
-        dist.all_gather_object(parts, on_cpu, group=self.data_group)
-        everything = {index: each for part in parts for index, each in part.items()}
+        dist.all_gather_object(parts, to_bytes(on_cpu), group=self.data_group)
+        everything: dict[int, T] = {}
+        for part in parts:
+            everything |= pickle.loads(part)
         return [everything[index] for index in range(len(everything))]
 
 

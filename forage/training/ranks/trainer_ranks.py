@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.algorithms.packing import pack_mini_batches
@@ -100,7 +102,9 @@ class TrainerRanks:
     ) -> tuple[list[list[Credited]], dict[str, float]]:
         if not needs_forward_passes(self._config.algorithm):
             return [list(credited) for credited in credited_P], {}
-        return self.ranks.call(LocalTrainer.prepare, credited_P)
+        columns, metrics = self.ranks.call(_prepared_columns, credited_P)
+        new = iter(columns)
+        return [[each.having(next(new)) for each in credited] for credited in credited_P], metrics
 
     def pack(
         self, credited_P: Sequence[Sequence[Credited]]
@@ -174,3 +178,12 @@ class TrainerRanks:
         while bucket := self._gathered.call(GatheredWeights.next_bucket, BUCKET_BYTES):
             for name, weight in bucket:
                 mine[name].data.copy_(weight)
+
+
+def _prepared_columns(
+    trainer: LocalTrainer, credited_P: Sequence[Sequence[Credited]]
+) -> tuple[list[dict[str, Tensor]], dict[str, float]]:
+    """What ``prepare`` has filled in, by episode; the driver has the rest."""
+    filled_P, metrics = trainer.prepare(credited_P)
+    pairs = zip(chain(*credited_P), chain(*filled_P), strict=True)
+    return [after.filled_since(before) for before, after in pairs], metrics
