@@ -44,3 +44,14 @@ def experts_in_blocks(
         torch.cat(weights)[:, None],
     )
     return out_SH[: len(experts_S)].view(num_tokens, num_chosen, -1).sum(dim=1)
+
+
+def num_idle_parameters(model: PreTrainedModel) -> int:
+    """The parameters of experts that a token is not routed to; 0 without experts."""
+    idle = 0
+    for module in model.modules():
+        if hasattr(module, "_is_expert_parallel"):
+            count, chosen = module.num_experts, model.config.num_experts_per_tok
+            assert isinstance(count, int), "transformers' experts say how many they are"
+            idle += sum(p.numel() for p in module.parameters()) * (count - chosen) // count
+    return idle

@@ -161,7 +161,8 @@ def pass_operations(model: ModelSize, length: float) -> float:
     a quarter.
     """
     attention = 4 * model.num_heads * model.head_dim * length / 2
-    return 2 * model.num_multiplied + model.num_layers * attention
+    num_multiplied = model.num_multiplied - model.num_idle_parameters
+    return 2 * num_multiplied + model.num_layers * attention
 
 
 def learning_operations(config: RunConfig, model: ModelSize, num_tokens: float) -> float:

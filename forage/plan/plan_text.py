@@ -67,7 +67,9 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield "unknown: see below"
         return
     model, memory = plan.model, plan.memory
-    yield f"{model.num_parameters:,} parameters, from {model.source}"
+    num_active = model.num_parameters - model.num_idle_parameters
+    active = f", {num_active:,} of them active for a token" if model.num_idle_parameters else ""
+    yield f"{model.num_parameters:,} parameters{active}, from {model.source}"
     width = max(len(part.name) for part in memory.parts)
     for part in memory.parts:
         phases = {"sampling": part.while_sampling, "learning": part.while_learning}

@@ -24,6 +24,7 @@ from forage.config.run_config import RunConfig
 from forage.errors import UserError
 from forage.hardware import free_memory, give_back_freed_memory, num_cores
 from forage.models.attention_heads import attention_heads
+from forage.models.experts import num_idle_parameters
 from forage.training.activations import activation_bytes
 from forage.training.logprobs import logits_per_chunk
 from forage.training.model_size import measure
@@ -50,7 +51,7 @@ def cost_of(model: PreTrainedModel) -> CostOf:
     """Returns a function that estimates a sequence's operations, to balance micro-batches by."""
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding), "a causal model embeds its tokens"
-    num_parameters = sum(p.numel() for p in model.parameters())
+    num_parameters = sum(p.numel() for p in model.parameters()) - num_idle_parameters(model)
     head = model.get_output_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
     # A tied matrix is also the head's; a separate embedding is only looked up, at no cost.

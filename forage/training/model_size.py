@@ -53,6 +53,8 @@ class ModelSize:
     family: str = ""
     kv_numbers_per_token: int = 0
     is_recurrent: bool = False
+    num_idle_parameters: int = 0
+    """Parameters of the experts that a token is not routed to."""
 
     @property
     def num_outside_blocks(self) -> int:
@@ -144,6 +146,7 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from forage.models.attention_heads import attention_heads, layer_configs
+    from forage.models.experts import num_idle_parameters
     from forage.models.recurrence import recurrent_layers
     from forage.training.lora import adaptable, base_of
     from forage.training.tokenizer import check_path
@@ -186,6 +189,7 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
         family=config.model_type,
         kv_numbers_per_token=sum(2 * each.num_kv_heads * each.head_dim for each in heads),
         is_recurrent=any(recurrent_layers(model)),
+        num_idle_parameters=num_idle_parameters(model),
     )
 
 

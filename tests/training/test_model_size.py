@@ -1,8 +1,10 @@
 """Counts of published models compared with their authors' figures, and the source of a shape."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from forage.config.model_config import LoraConfig
 from forage.errors import UserError
@@ -35,6 +37,41 @@ def test_a_published_model_has_its_published_number_of_parameters(path: str) -> 
         embeddings = size.num_embedding_parameters * (1 if is_tied else 2)
         rest = (size.num_parameters - embeddings) / 1e9
         assert rest == pytest.approx(without_embeddings, rel=0.01)
+
+
+MIXTURES: dict[str, tuple[dict[str, Any], float, float]] = {
+    # https://huggingface.co/Qwen/Qwen3-30B-A3B: 30.5 billion parameters, 3.3 of them activated.
+    "qwen3_moe": (
+        {
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+        },
+        30.5,
+        3.3,
+    ),
+    # https://arxiv.org/abs/2401.04088: 47 billion, 13 of them for a token.
+    "mixtral": ({"num_local_experts": 8, "num_key_value_heads": 8}, 47.0, 13.0),
+}
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_has_its_published_number_of_active_parameters(
+    tmp_path: Path, family: str
+) -> None:
+    shape, in_all, active = MIXTURES[family]
+    AutoConfig.for_model(family, **shape).save_pretrained(tmp_path)
+    size = measure(str(tmp_path))
+    assert size is not None
+    assert size.num_parameters / 1e9 == pytest.approx(in_all, rel=0.01)
+    num_active = size.num_parameters - size.num_idle_parameters
+    assert num_active / 1e9 == pytest.approx(active, rel=0.025)
 
 
 def test_a_directory_is_counted_from_its_config_alone(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.core_model_loading import build_glob_alternation
 
 from forage.remote.hub import only_downloaded
+from forage.training.layouts.converted import converted
 from forage.training.layouts.open_layout import stored_safetensors
 from forage.training.layouts.stored import Stored, Weights, cast, held
 
@@ -33,8 +35,7 @@ def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
     """The model of a directory or hub id without its weights, which ``materialize`` reads.
 
     Returns None if its files do not have exactly the model's weights (another format, adapters,
-    experts that transformers fuses, missing or extra weights). Such a model must be loaded whole,
-    which also reports what is wrong.
+    missing or extra weights). Such a model must be loaded whole, which also reports what is wrong.
     """
     directory = directory_of(path)
     weights = stored_safetensors(directory) if directory is not None else {}
@@ -43,8 +44,13 @@ def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
     config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     with _parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    _keep_in_float32(model, dtype)
+    weights = converted(weights, model)
     if getattr(config, "quantization_config", None) is not None or not _holds(weights, model):
         return None
+    for name, buffer in model.named_buffers():
+        if name in weights:
+            buffer.copy_(weights[name].read())
     for prefix, module in model.named_modules():
         names = {key: f"{prefix}.{key}" for key in module._parameters}
         found = {key: weights[name] for key, name in names.items() if name in weights}
@@ -128,18 +134,28 @@ def is_skeleton(model: nn.Module) -> bool:
     return any(weight.is_meta for weight in model.parameters())
 
 
-def _holds(weights: Weights, model: PreTrainedModel) -> bool:
-    """Whether files have every weight of ``model`` in its shape, and no other tensor of it.
+def _keep_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Gives the weights and buffers that transformers keeps in float32 that type."""
+    kept = model._get_dtype_plan(dtype)
+    if kept:
+        pattern, _, _ = build_glob_alternation(list(kept))
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if pattern.search(name):
+                tensor.data = tensor.data.to(torch.float32)
 
-    A tied weight may appear twice if both are equal. Another tensor, such as a persistent buffer,
-    would not be read here. Names that transformers skips are allowed.
+
+def _holds(weights: Weights, model: PreTrainedModel) -> bool:
+    """Whether files have every weight and buffer of ``model`` in its shape, and nothing else.
+
+    A tied weight may appear twice if both are equal. Names that transformers skips are allowed.
     """
+    state = model.state_dict().keys()
     own = dict(model.named_parameters())
+    own |= {name: each for name, each in model.named_buffers() if name in state}
     for name, weight in own.items():
         if name not in weights or weights[name].shape != weight.shape:
             return False
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    state = model.state_dict().keys()
     skipped = (_OLD_BUFFER, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()))
     extra = weights.keys() - state
     if any(not any(re.search(pattern, name) for pattern in skipped) for name in extra):

@@ -20,6 +20,7 @@ from forage.training.critic import Critic
 from forage.training.model import load_critic_base, load_policy, load_reference
 from forage.training.ranks.skeleton import is_skeleton, load_skeleton, materialize, without_weights
 from tests.fakes import tiny_model
+from tests.models.families import FAMILIES, VOCABULARY, make_family
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model
 
 
@@ -66,6 +67,35 @@ def test_what_is_read_later_is_the_model_that_transformers_loads(
     assert has_tied_head(mine) == has_tied_head(theirs)
     assert mine.training == theirs.training
     assert mine.generation_config == theirs.generation_config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_family_is_read_in_parts_as_transformers_loads_it(
+    tmp_path: Path, family: str, dtype: torch.dtype
+) -> None:
+    """Files with a matrix per expert, or with a buffer, were loaded whole on each rank."""
+    path = saved(tmp_path, make_family(family, 0, VOCABULARY))
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    mine = skeleton_of(path, dtype)
+    assert all(weight.is_meta for weight in mine.parameters())
+    materialize(mine)
+    assert_same(mine, theirs)
+
+
+def test_only_one_blocks_experts_are_in_memory(tmp_path: Path) -> None:
+    mine = skeleton_of(saved(tmp_path, make_family("qwen3_moe", 0, VOCABULARY)))
+    blocks: Any = mine.base_model.layers
+    materialize(blocks[0])
+    assert [is_skeleton(block) for block in blocks] == [False, True]
+
+
+def test_an_expert_that_is_missing_is_not_made_up(tmp_path: Path) -> None:
+    path = saved(tmp_path, make_family("qwen3_moe", 0, VOCABULARY))
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.0.mlp.experts.3.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert load_skeleton(path, torch.float32) is None
 
 
 def test_a_block_is_read_alone_and_keeps_what_was_read_before(tmp_path: Path) -> None:
