@@ -138,8 +138,8 @@ async def open_updates(
     assert settings.kind != "torch", "placement.engine names servers"
     folder = config.output_dir / "published"
     tensors = tensors_of(shapes_by_name(model))
+    dtype: torch.dtype = getattr(torch, config.placement.dtype_of_servers(config.model))
     if settings.transfer == "group":
-        dtype: torch.dtype = getattr(torch, config.placement.dtype_of_servers(config.model))
         if trainer is not None:
             sender = SenderOfRanks(trainer.ranks, dtype)
         else:
@@ -153,9 +153,9 @@ async def open_updates(
         check = partial(check_base, tensors=tensors, columns=columns)
         transport = DiskTransport(write, folder, load_adapters, check)
     else:
-        write = partial(write_merged, model)
+        write = partial(write_merged, model, dtype=dtype)
         if trainer is not None:
-            write = partial(trainer.ranks.call, LocalTrainer.write_merged)
+            write = partial(trainer.ranks.call, LocalTrainer.write_merged, dtype=dtype)
         check = partial(check_model, tensors=tensors)
         transport = DiskTransport(write, folder, check=check)
     logprobs_of = partial(_text_logprobs, model)

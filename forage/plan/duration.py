@@ -124,10 +124,7 @@ def _num_in_flight(config: RunConfig) -> int:
 
 
 def published_bytes(config: RunConfig, model: ModelSize) -> int:
-    """The bytes to publish after a step: all weights in the servers' type, or only the adapters.
-
-    Weights published as files are in the trainer's type.
-    """
+    """The bytes to publish after a step: all weights in the servers' type, or only the adapters."""
     placement = config.placement
     engine = placement.engine
     if engine.kind == "torch" and placement.num_ranks is None:
@@ -135,8 +132,7 @@ def published_bytes(config: RunConfig, model: ModelSize) -> int:
     if engine.kind == "vllm" and engine.transfer == "adapters":
         learnt = learnt_numbers(config, model)
         return learnt.count * learnt.size
-    is_grouped = engine.kind != "torch" and engine.transfer == "group"
-    dtype = sampling_dtype(config) if is_grouped else config.model.dtype
+    dtype = config.model.dtype if engine.kind == "torch" else sampling_dtype(config)
     return model.num_parameters * BYTES[dtype]
 
 

@@ -307,9 +307,9 @@ class LocalTrainer:
         if kl is not None and kl.adaptive is not None:
             self.kl_coefficient = progress["kl_coefficient"]
 
-    def write_merged(self, folder: Path) -> None:
+    def write_merged(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Writes the policy for servers, adapters merged; ranks call this together."""
-        write_merged(self.model, folder, self._ranks)
+        write_merged(self.model, folder, self._ranks, dtype)
 
     def write_learnt(self, folder: Path) -> None:
         """Writes what is trained, as in a checkpoint; ranks call this together."""

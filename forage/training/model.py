@@ -263,12 +263,14 @@ def weights_by_name(
             yield name, whole(weight.detach().to(dtype or weight.dtype))
 
 
-def shapes_by_name(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+def shapes_by_name(
+    model: PreTrainedModel, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The names, types and shapes of ``weights_by_name``, without values."""
     for name, weight in model.named_parameters():
         if not lora.is_adapter(name):
             plain = name.replace(".base_layer.", ".")
-            yield plain, torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+            yield plain, torch.empty(weight.shape, dtype=dtype or weight.dtype, device="meta")
 
 
 def new_model(

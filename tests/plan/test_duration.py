@@ -145,7 +145,7 @@ _IN_HALF = "placement.trainer={compute_dtype: bfloat16}"
         (
             "{gpus_per_node: 8, engine: {kind: vllm, own_gpus: 4, transfer: disk}}",
             [_IN_HALF],
-            4,
+            2,
             "HOST",
         ),
         ("{gpus_per_node: 8}", [], 4, "HOST"),

@@ -95,16 +95,22 @@ def write_learnt(model: PreTrainedModel, folder: Path, ranks: Ranks | None = Non
     together(ranks, write)
 
 
-def write_merged(model: PreTrainedModel, folder: Path, ranks: Ranks | None = None) -> None:
+def write_merged(
+    model: PreTrainedModel,
+    folder: Path,
+    ranks: Ranks | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Writes a whole model with merged adapters and no tokenizer, for servers to load.
 
-    Ranks gather each weight together, and take turns writing.
+    Ranks gather each weight together, in ``dtype`` or its own type, and take turns writing. Servers
+    load the files at once, so they are not flushed to disk.
     """
     rank, num_ranks = (0, 1) if ranks is None else (dist.get_rank(), dist.get_world_size())
-    files = WeightFiles(folder, MODEL, shapes_by_name(model))
+    files = WeightFiles(folder, MODEL, shapes_by_name(model, dtype))
     pieces = (
         WeightPiece(name, (0,) * weight.ndim, weight)
-        for number, (name, weight) in enumerate(weights_by_name(model))
+        for number, (name, weight) in enumerate(weights_by_name(model, dtype))
         if number % num_ranks == rank
     )
 
@@ -114,7 +120,7 @@ def write_merged(model: PreTrainedModel, folder: Path, ranks: Ranks | None = Non
             if _is_first(ranks):
                 model.config.save_pretrained(folder)
                 files.write_headers()
-            files.write(pieces)
+            files.write(pieces, is_flushed=False)
         finally:
             for (
                 _

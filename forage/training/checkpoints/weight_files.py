@@ -142,7 +142,7 @@ class WeightFiles:
                 header_row = torch.frombuffer(bytearray(header), dtype=torch.uint8)[None]
                 _write_block(file, _Block(0, len(header), header_row))
 
-    def write(self, pieces: Iterable[WeightPiece]) -> None:
+    def write(self, pieces: Iterable[WeightPiece], is_flushed: bool = True) -> None:
         """Writes pieces at their offsets and flushes them to disk; raises ``OSError``."""
         with ExitStack() as stack:
             files: dict[Path, int] = {}
@@ -152,7 +152,7 @@ class WeightFiles:
                     files[path] = stack.enter_context(_open_to_write(path))
                 for block in _blocks(piece, place):
                     _write_block(files[path], block)
-            for file in files.values():
+            for file in files.values() if is_flushed else ():
                 os.fsync(file)
 
 

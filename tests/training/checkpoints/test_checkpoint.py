@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -237,10 +238,27 @@ def test_a_damaged_checkpoint_is_an_error_that_says_what_to_do(
 def test_a_checkpoint_of_a_newer_format_is_not_taken_for_a_damaged_one(tmp_path: Path):
     """One whose manifest had other keys was set aside, and its run continued from an older one."""
     path = save(tmp_path, new_trainer())
-    (path / "manifest.json").write_text('{"format": 2, "shards": []}')
-    with pytest.raises(UserError, match="has format 2, but this Forage reads 1") as raised:
+    (path / "manifest.json").write_text('{"format": 3, "shards": []}')
+    with pytest.raises(UserError, match="has format 3, but this Forage reads up to 2") as raised:
         load_checkpoint(path, new_trainer())
     assert not isinstance(raised.value, DamagedCheckpointError)
+
+
+def test_a_checkpoint_with_the_first_formats_checksums_is_read_and_checked(tmp_path: Path):
+    path = save(tmp_path, new_trainer())
+    manifest = json.loads((path / "manifest.json").read_text())
+    files = {name: path / name for name in manifest["files"]}
+    old = {
+        name: {"bytes": len(file.read_bytes()), "sha256": sha256(file.read_bytes()).hexdigest()}
+        for name, file in files.items()
+    }
+    (path / "manifest.json").write_text(json.dumps({"format": 1, "files": old}))
+    load_checkpoint(path, new_trainer())
+    damaged = bytearray(files["model.safetensors"].read_bytes())
+    damaged[-1] ^= 1
+    files["model.safetensors"].write_bytes(damaged)
+    with pytest.raises(DamagedCheckpointError, match="model.safetensors has changed"):
+        load_checkpoint(path, new_trainer())
 
 
 def test_a_manifest_that_lists_no_files_is_damaged(tmp_path: Path):

@@ -192,6 +192,25 @@ def test_a_folder_for_servers_holds_the_whole_model_with_its_adapters_in_it(
         assert_near(*both)
 
 
+def test_a_folder_for_servers_has_their_type_and_is_not_flushed(
+    learnt: tuple[TrainerRanks, LocalTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that compute in bfloat16 read twice the bytes that they needed."""
+    _, process = learnt
+    flushed: list[int] = []
+    monkeypatch.setattr(weight_files.os, "fsync", flushed.append)
+    process.write_merged(tmp_path / "servers", torch.bfloat16)
+    assert not flushed
+    process.write_learnt(tmp_path / "checkpoint")
+    assert flushed
+    written = files_of(tmp_path / "servers", "model")
+    expected = dict(weights_by_name(process.model, torch.bfloat16))
+    assert written.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert written[name].dtype == torch.bfloat16
+        assert torch.equal(written[name], weight), name
+
+
 class Worker:
     """A worker with Forage's receiver: joins the group, and receives the announced weights."""
 
