@@ -144,7 +144,7 @@ async def open_updates(
             sender = SenderOfRanks(trainer.ranks, dtype)
         else:
             sender = _sender_of(model, model.device, dtype)
-        transport = GroupTransport(sender, settings.update_timeout_s)
+        transport = GroupTransport(sender, settings.update_timeout_s, settings.needs_nccl)
     elif settings.transfer == "adapters" and has_adapters(model):
         write = partial(write_learnt, model)
         if trainer is not None:

@@ -27,10 +27,14 @@ class ServerPlacement(Frozen):
     """Timeout of a turn in seconds; the server's health is checked afterwards."""
     update_timeout_s: float = Field(default=120.0, gt=0)
     """Timeout of each step of a weight update, in seconds."""
+    needs_nccl: bool = False
+    """End the run with an error if NCCL cannot send weights to the servers (transfer: group)."""
     lost_after_s: float = Field(default=300.0, gt=0)
     """Seconds without a working server after which the run ends with an error."""
     max_logprob_diff: float | None = Field(default=None, gt=0)
     """Mean log-probability difference that excludes a server; null: 1e-3 (float32) or 0.1."""
+    transfer: Literal["group", "disk", "adapters"] = "group"
+    """How weights are sent: torch process group, files on a shared disk, or LoRA adapters only."""
     cache_on_update: Literal["recompute", "keep"] = "recompute"
     """After new weights: recompute the keys and values of turns in flight, or keep the old ones."""
 
@@ -43,6 +47,11 @@ class ServerPlacement(Frozen):
                     f"placement.engine.urls has {url!r}: name the address of a server, for "
                     "example http://127.0.0.1:8000"
                 )
+        if self.needs_nccl and (self.offload or self.transfer != "group"):
+            raise ValueError(
+                "placement.engine.needs_nccl needs transfer: group and servers on GPUs of their "
+                f"own, but transfer is {self.transfer} and offload is {self.offload}; remove it"
+            )
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
             raise ValueError("placement.engine.urls contains the same server twice; list it once")
         return self
@@ -62,8 +71,6 @@ class VllmPlacement(ServerPlacement):
     """Additional arguments of vllm serve, for servers that Forage starts."""
     startup_timeout_s: float = Field(default=600.0, gt=0)
     """Maximum seconds for a server to start."""
-    transfer: Literal["group", "disk", "adapters"] = "group"
-    """How weights are sent: torch process group, files on a shared disk, or LoRA adapters only."""
 
     @model_validator(mode="after")
     def _shares_or_has_its_own(self) -> Self:
@@ -89,7 +96,7 @@ class SglangPlacement(ServerPlacement):
     """SGLang servers that you have started."""
 
     kind: Literal["sglang"] = "sglang"
-    transfer: Literal["group", "disk"] = "disk"
+    transfer: Literal["group", "disk"] = "disk"  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned
     """How weights are sent: torch process group, or files on a shared disk."""
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,15 +37,25 @@ def name_gpu(device: torch.device) -> list[str]:
     return [str(torch.cuda.get_device_properties(device).uuid), version]
 
 
-def nccl_joins(members: Sequence[Sequence[str]]) -> bool:
-    """Whether NCCL can connect members that ``name_gpu`` describes.
+def why_not_nccl(members: Mapping[str, Sequence[str]]) -> str | None:
+    """Why NCCL cannot connect members that ``name_gpu`` describes, or None if it can.
 
     It cannot connect two members on one GPU, a CPU, or members with different NCCL versions.
+    ``members`` has a description by the member's name.
     """
-    if not all(members):
-        return False
-    gpus, versions = zip(*members, strict=True)
-    return len(set(gpus)) == len(gpus) and len(set(versions)) == 1
+    by_gpu: dict[str, str] = {}
+    by_version: dict[str, str] = {}
+    for name, about in members.items():
+        if not about:
+            return f"{name} computes on a CPU"
+        gpu, version = about
+        if (other := by_gpu.setdefault(gpu, name)) != name:
+            return f"{other} and {name} share a GPU"
+        by_version.setdefault(version, name)
+    if len(by_version) > 1:
+        versions = (f"{name} has NCCL {version}" for version, name in by_version.items())
+        return f"{' and '.join(versions)}: install the same version in both environments"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

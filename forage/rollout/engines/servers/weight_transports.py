@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ from forage.rollout.engines.servers.engine_server import (
     JoinInfo,
     Tensors,
 )
-from forage.rollout.engines.servers.sender_group import GroupPlan, nccl_joins
+from forage.rollout.engines.servers.sender_group import GroupPlan, why_not_nccl
 from forage.rollout.engines.servers.server_pool import Member
 from forage.rollout.engines.servers.vllm_server import VllmServer
 from forage.rollout.engines.servers.weight_update import UpdateFailed, each
@@ -57,10 +57,11 @@ class GroupTransport:
     The group is recreated when its members change, and after a failure.
     """
 
-    def __init__(self, sender: Sender, timeout_s: float) -> None:
-        """``timeout_s`` applies to each step."""
+    def __init__(self, sender: Sender, timeout_s: float, needs_nccl: bool = False) -> None:
+        """``timeout_s`` applies to each step; ``needs_nccl`` refuses a group through gloo."""
         self._sender = sender
         self._timeout_s = timeout_s
+        self._needs_nccl = needs_nccl
         self._joined: list[asyncio.Future[None]] = []
         """Identifies the members of the group; empty without a group."""
 
@@ -96,23 +97,22 @@ class GroupTransport:
 
     async def _make_group(self, members: Sequence[Member]) -> None:
         num_workers: dict[str, int] = {}
-        gpus = [await asyncio.to_thread(self._sender.gpu)]
+        gpus = {"the trainer": await asyncio.to_thread(self._sender.gpu)}
 
         async def ask(server: EngineServer) -> None:
             num_workers[server.url] = await server.num_workers()
-            gpus.extend(await server.gpus())
+            for number, about in enumerate(await server.gpus()):
+                gpus[f"worker {number} of {server.url}"] = about
 
         await each(members, ask)
         urls = [member.server.url for member in members]
-        by_nccl = nccl_joins(gpus)
-        if gpus[0] and not by_nccl:
-            LOG.info("weights go to the servers through host memory instead of NCCL: %s", gpus)
+        why_not = self._why_not_nccl(gpus)
         # Half the timeout of the servers' replies, so that a worker that waits for others gives up
         # before its server is considered failed.
         plan = GroupPlan(
             urls=tuple(urls),
             num_workers=tuple(num_workers[url] for url in urls),
-            by_nccl=by_nccl,
+            by_nccl=why_not is None,
             timeout_s=self._timeout_s / 2,
             name=members[0].server.group_name,
         )
@@ -129,6 +129,18 @@ class GroupTransport:
             raise
         if (why := await joining) is not None:
             raise UpdateFailed(dict.fromkeys(members, f"no group could be created: {why}"))
+
+    def _why_not_nccl(self, gpus: Mapping[str, Sequence[str]]) -> str | None:
+        """Warns if GPUs exchange weights through host memory; raises ``UserError`` if refused."""
+        why_not = why_not_nccl(gpus)
+        if why_not is not None and self._needs_nccl:
+            raise UserError(
+                f"placement.engine.needs_nccl is true, but NCCL cannot send weights ({why_not}); "
+                "set it to false to send them through host memory"
+            )
+        if why_not is not None and all(gpus.values()):
+            LOG.warning("weights go to the servers through host memory, which is slow: %s", why_not)
+        return why_not
 
     async def _send_bucket(self, members: Sequence[Member], bucket: Bucket) -> None:
         sending = asyncio.create_task(asyncio.to_thread(self._sender.send))

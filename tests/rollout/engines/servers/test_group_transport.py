@@ -83,6 +83,28 @@ async def test_weights_go_through_host_memory_to_a_server_on_the_trainers_gpu(
     assert [plan.by_nccl for plan in plans] == [by_nccl]
 
 
+@pytest.mark.parametrize("needs_nccl", [False, True])
+async def test_gpus_that_nccl_cannot_connect_are_named_and_refused_if_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, needs_nccl: bool
+):
+    """A slow way through host memory was taken with a line of information."""
+
+    def make(*_: object) -> SenderGroup:
+        raise UserError("seen")
+
+    monkeypatch.setattr(weight_sender, "name_gpu", lambda _: ["GPU-a", "2.29.3"])
+    monkeypatch.setattr(weight_sender, "SenderGroup", make)
+    sender = WeightSender(lambda: [("weight", torch.zeros(2))], torch.device("cuda"))
+    with policy_serving(PolicyServer(gpu=["GPU-b", "2.27.5"])) as server:
+        async with fleet(server) as it:
+            transport = GroupTransport(sender, 2.0, needs_nccl)
+            reason = "NCCL 2.27.5: install the same version" if needs_nccl else "seen"
+            with pytest.raises(UserError, match=reason):
+                await transport.bring(it.pool.members, "0")
+            versions = f"the trainer has NCCL 2.29.3 and worker 0 of {server.url} has NCCL 2.27.5"
+            assert (versions in caplog.text) is not needs_nccl
+
+
 class LostRanks(WeightSender):
     """Ranks that die while a bucket is gathered."""
 

@@ -3,22 +3,22 @@
 import psutil
 import torch
 
-from forage.rollout.engines.servers.sender_group import GroupPlan, SenderGroup, nccl_joins
+from forage.rollout.engines.servers.sender_group import GroupPlan, SenderGroup, why_not_nccl
 
 
 def test_nccl_joins_those_that_have_a_gpu_to_themselves_and_its_version():
-    trainer, same, other, older = (
-        ["GPU-a", "2.29.3"],
-        ["GPU-a", "2.29.3"],
-        ["GPU-b", "2.29.3"],
-        ["GPU-c", "2.27.5"],
+    trainer, same = ["GPU-a", "2.29.3"], ["GPU-a", "2.29.3"]
+    other, older = ["GPU-b", "2.29.3"], ["GPU-c", "2.27.5"]
+    assert why_not_nccl({"the trainer": trainer, "A": other}) is None
+    assert why_not_nccl({"the trainer": trainer, "A": same}) == "the trainer and A share a GPU"
+    assert why_not_nccl({"the trainer": trainer, "A": other, "B": other}) == "A and B share a GPU"
+    assert why_not_nccl({"the trainer": trainer, "A": other, "B": older}) == (
+        "the trainer has NCCL 2.29.3 and B has NCCL 2.27.5: install the same version in both "
+        "environments"
     )
-    assert nccl_joins([trainer, other])
-    assert not nccl_joins([trainer, same])
-    assert not nccl_joins([trainer, other, same])
-    assert not nccl_joins([trainer, older])
-    assert not nccl_joins([trainer, []]), "a server that computes on a CPU"
-    assert not nccl_joins([[], other]), "a trainer whose ranks have their GPUs to themselves"
+    assert why_not_nccl({"the trainer": trainer, "A": []}) == "A computes on a CPU"
+    # A trainer whose ranks have their GPUs to themselves sends from host memory.
+    assert why_not_nccl({"the trainer": [], "A": other}) == "the trainer computes on a CPU"
 
 
 def test_servers_on_this_machine_are_met_where_no_other_reaches():
