@@ -149,10 +149,10 @@ def _placement_fits(run: RunConfig) -> None:
             f"placement.trainer.sequence_parallel is {placement.learning.sequence_parallel}: set "
             "it to 1"
         )
-    if run.model.compile and placement.num_ranks is not None:
+    if run.model.compile and placement.num_ranks and placement.learning.tensor_parallel > 1:
         raise ValueError(
-            "model.compile needs a single process: ranks gather a sharded layer around each "
-            "call; remove it"
+            "model.compile cannot compile matrices that are sharded by placement.trainer."
+            f"tensor_parallel ({placement.learning.tensor_parallel}); remove one of them"
         )
     if run.model.device == "cpu" and placement.num_gpus > 1:
         raise ValueError(

@@ -25,15 +25,15 @@ _KINDS = 64
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     """Compiles the decoder layers of ``model`` at their first call, in place.
 
-    Attention remains what the caller passes: it is called between compiled parts.
+    Attention remains what the caller passes: it is called between compiled parts. Hooks stay
+    outside, with which ranks gather a layer's weights.
     """
     layers = getattr(model.base_model, "layers", ())
     assert isinstance(layers, nn.ModuleList), "a causal language model has its blocks in layers"
     attention.install(model)
     AttentionInterface.register(attention.NAME, torch.compiler.disable(attention.delegate))
     for layer in layers:
-        compiled = torch.compile(layer._call_impl, dynamic=True, backend=backend)
-        layer._compiled_call_impl = _keeping_all(compiled)  # as ``layer.compile`` does
+        layer.forward = _keeping_all(torch.compile(layer.forward, dynamic=True, backend=backend))
 
 
 def _keeping_all(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,4 +53,4 @@ def _keeping_all(call: Callable[..., Any]) -> Callable[..., Any]:
 def is_compiled(model: PreTrainedModel) -> bool:
     """Whether ``compile_layers`` was called for the model."""
     layers = getattr(model.base_model, "layers", ())
-    return any(layer._compiled_call_impl is not None for layer in layers)
+    return any("forward" in vars(layer) for layer in layers)

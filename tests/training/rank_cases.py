@@ -27,10 +27,11 @@ from forage.config.model_config import LoraConfig
 from forage.config.placement_config import TrainerPlacement
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
-from forage.training import lora
+from forage.training import logprobs, lora
 from forage.training.checkpoints.optimizer_states import states_of
 from forage.training.checkpoints.run_state import STATE, RunState
 from forage.training.checkpoints.saved_weights import write_config
+from forage.training.compiled import compile_layers
 from forage.training.critic import Critic
 from forage.training.local_trainer import LocalTrainer
 from forage.training.ranks.sharding import Ranks, gathered, whole
@@ -55,6 +56,7 @@ class Case:
     max_tokens: int = 160
     has_adapters: bool = False
     checkpoints_activations: bool = False
+    is_compiled: bool = False
     dtype: torch.dtype = torch.float64
     max_grad_norm: float = 1e9
 
@@ -117,6 +119,9 @@ def trainer_of(case: Case, placement: TrainerPlacement | None) -> LocalTrainer:
         for module in model.modules():
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True
+    if case.is_compiled and placement is not None:  # without a C++ compiler, and fast
+        logprobs.BACKEND = "aot_eager"
+        compile_layers(model, backend="aot_eager")
     critic, reference = None, None
     if case.algorithm.critic is not None:
         critic = Critic(model_of(case, seed=3))

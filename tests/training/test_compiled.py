@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,10 +85,14 @@ def test_each_thread_that_computes_keeps_all_variants_of_a_layer(monkeypatch: py
     assert evaluate(torch.device("cpu"), [limit]) == [_KINDS]
 
 
-def test_a_model_that_is_cut_over_ranks_is_not_compiled():
-    settings = {"model": {"path": "m", "compile": True}, "placement": {"trainer": {"num_ranks": 2}}}
-    with pytest.raises(UserError, match=r"model\.compile needs a single process"):
-        build_config(settings)
+def test_ranks_compile_layers_unless_their_matrices_are_sharded():
+    def settings(tensor_parallel: int) -> dict[str, Any]:
+        trainer = {"num_ranks": 2, "tensor_parallel": tensor_parallel}
+        return {"model": {"path": "m", "compile": True}, "placement": {"trainer": trainer}}
+
+    assert build_config(settings(1)).model.compile
+    with pytest.raises(UserError, match=r"model\.compile cannot compile .*tensor_parallel \(2\)"):
+        build_config(settings(2))
 
 
 def test_the_setting_compiles_what_is_loaded(tmp_path: Path):
