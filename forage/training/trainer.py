@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from forage.batch import Batch, Credited
 from forage.config.run_config import RunConfig
 from forage.hardware import choose_matmul_kernel
+from forage.models.experts import num_idle_parameters
 from forage.training.build_trainer import build_trainer
 from forage.training.local_trainer import LocalTrainer, Progress
 from forage.training.model import load_policy
@@ -24,6 +26,8 @@ from forage.training.ranks.rank_processes import RankProcesses, StartRanks
 from forage.training.ranks.skeleton import without_weights
 from forage.training.ranks.trainer_rank import TrainerRank
 from forage.training.ranks.trainer_ranks import TrainerRanks
+
+LOG = logging.getLogger(__name__)
 
 
 class Trainer(Protocol):
@@ -89,12 +93,21 @@ def open_trainer(
 ) -> Trainer:
     """Opens the trainer of ``placement``, in this process or as ranks; raises ``UserError``."""
     choose_matmul_kernel()
-    model = config.model
+    model, has_server = config.model, config.placement.has_server
     if config.placement.num_ranks is None:
-        return build_trainer(load_policy(model, config.seed), config)
-    if config.placement.has_server:  # the driver's model computes nothing and needs no weights
+        policy = load_policy(model, config.seed)
+    elif has_server:  # the driver's model computes nothing and needs no weights
         model = model.model_copy(update={"device": "cpu"})
         policy = without_weights(load_policy(model, config.seed, in_parts=True))
     else:
         policy = load_policy(model, config.seed)
+    if has_server and num_idle_parameters(policy):
+        LOG.warning(
+            "%s is a mixture of experts: a server may choose other experts for a token than the "
+            "trainer does, and its choices are not replayed; watch policy/kl in the metrics, and "
+            "correct with algorithm.correction",
+            config.model.path,
+        )
+    if config.placement.num_ranks is None:
+        return build_trainer(policy, config)
     return TrainerRanks(policy, config, start_ranks)

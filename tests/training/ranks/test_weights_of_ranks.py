@@ -35,6 +35,7 @@ from forage.training.ranks.skeleton import is_skeleton
 from forage.training.ranks.trainer_ranks import TrainerRanks
 from forage.training.trainer import Trainer, open_trainer
 from tests.fakes import tiny_model, tiny_tokenizer
+from tests.models.families import make_family
 from tests.rollout.folder_models import logprobs_by
 from tests.rollout.tiny_models import make_model, twin
 from tests.training.sequences import credited, episode
@@ -472,3 +473,15 @@ def test_a_checkpoint_of_another_model_is_refused(start: Path, tmp_path: Path) -
         pytest.raises(UserError, match="is of another model"),
     ):
         load_checkpoint(path, ranks)
+
+
+def test_a_mixture_that_a_server_samples_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its router may choose other experts than the trainer's, which nothing said."""
+    save_model(make_family("qwen3_moe", 0, 300), tiny_tokenizer(), tmp_path / "mixture")
+    save_model(make_model(vocabulary=300), tiny_tokenizer(), tmp_path / "dense")
+    for name in ("dense", "mixture"):
+        caplog.clear()
+        open_trainer(config_of(tmp_path / name, num_ranks=None))
+        assert ("is a mixture of experts" in caplog.text) == (name == "mixture")
