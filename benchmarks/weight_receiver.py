@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from forage.rollout.engines.servers.engine_server import JoinInfo
-from forage.rollout.engines.servers.sender_group import GroupPlan, name_gpu, nccl_joins
+from forage.rollout.engines.servers.sender_group import GroupPlan, name_gpu, why_not_nccl
 
 if TYPE_CHECKING:  # importing it would double the time that the process takes to start
     from forage.rollout.engines.servers.weight_transports import Sender
@@ -33,7 +33,8 @@ def publishing(sender: Sender, device: torch.device) -> Iterator[tuple[Callable[
 
     The publish ends when everything has been received, and returns the number of bytes.
     """
-    by_nccl = nccl_joins([sender.gpu(), name_gpu(device)])
+    members = {"the sender": sender.gpu(), "the receiver": name_gpu(device)}
+    by_nccl = why_not_nccl(members) is None
     (info,) = sender.open_group(GroupPlan(("http://127.0.0.1:9",), (1,), by_nccl, TIMEOUT_S))
     command = [sys.executable, __file__, json.dumps(asdict(info)), str(device)]
     with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
