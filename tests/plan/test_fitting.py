@@ -180,8 +180,9 @@ def test_the_page_says_what_places_the_recipe_there_and_what_training_refuses() 
     page = said(plan_of("search-r1-ppo-v0.2.yaml", "1xH100", "model.lora={}"))
     assert "placed there with: placement.gpus_per_node=1 placement.trainer.num_ranks=1" in page
     assert "training refuses" not in page
-    refused = said(plan_of("rlinf-3b.yaml", "2x8xH100", "placement.cluster=local"))
-    assert "training refuses this recipe: placement requests 2 machines" in refused
+    one_process = ("placement.gpus_per_node=1", "placement.trainer=null")
+    refused = said(plan_of("rlinf-3b.yaml", "1xH100", *one_process))
+    assert "training refuses this recipe: placement.engine.offload is true, but" in refused
 
 
 def test_an_engine_is_cut_over_no_number_of_gpus_that_does_not_divide_its_heads() -> None:
