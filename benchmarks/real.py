@@ -31,7 +31,8 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from forage.algorithms.packing import lay_end_to_end
-from forage.cluster.vllm_start import server_environment, vllm_command, vllm_program
+from forage.cluster.server_start import server_environment, server_program
+from forage.cluster.vllm_start import vllm_command
 from forage.config.model_config import ModelConfig
 from forage.config.placement_config import TorchPlacement
 from forage.config.run_config import build_config
@@ -214,7 +215,7 @@ def vllm_server(config: ModelConfig) -> Iterator[str]:
         "placement": {"engine": {"kind": "vllm"}},
     }
     run = build_config(tree, source="benchmarks/real.py")
-    engine, program = run.placement.engine, vllm_program(None)
+    engine, program = run.placement.engine, server_program("vllm", None)
     assert isinstance(engine, VllmPlacement)
     if program is None:
         raise SystemExit("vLLM is not installed: make vllm")

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from forage.cluster.vllm_start import server_environment, vllm_command, vllm_program
+from forage.cluster.server_start import server_environment, server_program
+from forage.cluster.vllm_start import vllm_command
 from forage.config.run_config import RunConfig
 from forage.config.server_config import VllmPlacement
 from forage.remote.child_process import ChildProcess
@@ -58,7 +59,7 @@ def real_server(number: int = 0, lora_rank: int = 0, model: str = "") -> str:
     config = served_config(scratch() / "served", **lora)
     engine = config.placement.engine
     assert isinstance(engine, VllmPlacement)
-    program = vllm_program(MADE)
+    program = server_program("vllm", MADE)
     assert program is not None
     with bind_port("127.0.0.1", 0) as free:
         port = free.getsockname()[1]

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from benchmarks.anchors.side import emptied
-from forage.cluster.vllm_start import vllm_program
+from forage.cluster.server_start import server_program
 from forage.remote.child_process import ChildProcess
 from forage.retrieval.serve.port import bind_port
 
@@ -26,7 +26,7 @@ def vllm_server(
     model: Path, dtype: str, max_tokens: int, max_sequences: int, folder: Path
 ) -> AbstractContextManager[tuple[str, dict[str, str]]] | str:
     """The server's address and version in a context, or what is missing."""
-    program = vllm_program(None)
+    program = server_program("vllm", None)
     if program is None:
         return "vLLM is not installed: `make vllm`"
     return _running(program, model, dtype, max_tokens, max_sequences, folder)

@@ -141,6 +141,6 @@ def _fewer(placement: PlacementConfig) -> Iterator[tuple[int, int]]:
 def _resized(placement: PlacementConfig, num_ranks: int, num_servers: int) -> PlacementConfig:
     trainer = placement.learning.model_copy(update={"num_ranks": num_ranks})
     engine = placement.engine
-    if engine.kind == "vllm" and num_servers:
+    if engine.kind != "torch" and num_servers:
         engine = engine.model_copy(update={"num_servers": num_servers})
     return placement.model_copy(update={"trainer": trainer, "engine": engine})

@@ -1,4 +1,4 @@
-"""Starts a run's vLLM servers, watches and restarts them, and stops them with the run.
+"""Starts a run's servers, watches and restarts them, and stops them with the run.
 
 Servers run here, or where Ray has reserved places (``places.py``). A server that dies or is
 reported as failed is restarted at its old address. It restarts with the weights of
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from forage.cluster.vllm_start import vllm_command, vllm_program
+from forage.cluster.server_start import ServerStart, server_start
 from forage.config.run_config import RunConfig
-from forage.config.server_config import VllmPlacement
+from forage.config.server_config import ServerPlacement
 from forage.errors import UserError
 from forage.remote.child_process import ChildProcess
 from forage.remote.json_server import JsonServer
@@ -84,9 +84,7 @@ async def open_servers(
     engine = config.placement.engine
     if engine.kind == "torch":
         yield None
-    elif engine.kind == "sglang" and not engine.urls:
-        raise UserError("placement.engine is sglang without urls: name servers that you started")
-    elif engine.urls or engine.kind == "sglang":
+    elif engine.urls:
         yield Addresses(engine.urls)
     else:
         own = OwnServers(config, engine, hosts)
@@ -103,27 +101,15 @@ class OwnServers:
     def __init__(
         self,
         config: RunConfig,
-        engine: VllmPlacement,
+        engine: ServerPlacement,
         hosts: Callable[[], Sequence[ServerHost]],
     ) -> None:
-        """Raises ``UserError`` without a vllm command, or for a model that vLLM cannot serve."""
-        program = vllm_program(engine.program)
-        if program is None:
-            raise UserError(
-                "placement.engine is vllm, but no vllm command was found: build it for a CPU with "
-                "make vllm, install vLLM in a separate environment and name its command in "
-                "placement.engine.program, or list running servers in placement.engine.urls"
-            )
-        if (Path(config.model.path) / "adapter_config.json").is_file():
-            raise UserError(
-                f"model.path is {config.model.path}, which has only adapters, but vLLM serves "
-                "whole models; merge them into one with forage export"
-            )
+        """Raises ``UserError`` without the servers' command, or for a model that they refuse."""
         self._startup_timeout_s = engine.startup_timeout_s
-        command = vllm_command(config, engine, program)
+        start = server_start(config, engine)
+        self._name = start.name
         self._servers = [
-            _OwnServer(command, host, config.output_dir, index)
-            for index, host in enumerate(hosts())
+            _OwnServer(start, host, config.output_dir, index) for index, host in enumerate(hosts())
         ]
         self._watchers: list[asyncio.Task[None]] = []
 
@@ -138,7 +124,8 @@ class OwnServers:
 
     async def start(self) -> None:
         """Starts the servers and waits for them; raises ``UserError`` with their output."""
-        LOG.info("starting %d vLLM servers; their logs are in servers/", len(self._servers))
+        number = len(self._servers)
+        LOG.info("starting %d %s servers; their logs are in servers/", number, self._name)
         for server in self._servers:
             await server.start()
         await asyncio.gather(*map(self._wait_until_ready, self._servers))
@@ -155,9 +142,9 @@ class OwnServers:
         while not await server.becomes_ready():
             fault = server.fault(self._startup_timeout_s)
             if fault is not None:
-                raise UserError(f"the vLLM server {fault}; its log is {server.log_path}")
+                raise UserError(f"the {self._name} server {fault}; its log is {server.log_path}")
             await asyncio.sleep(_POLL_S)
-        LOG.info("a vLLM server is ready at %s (%.0f s)", server.url, server.seconds)
+        LOG.info("%s is ready (%.0f s)", server.name, server.seconds)
 
     async def _watch(self, server: _OwnServer) -> None:
         """Restarts a server when it has died or failed; gives up if its starts keep failing.
@@ -171,8 +158,8 @@ class OwnServers:
             except Exception as error:  # if this task ended, nothing would report it
                 server.has_given_up = True
                 is_bug = not isinstance(error, UserError)
-                message = "giving up on the vLLM server at %s: %s"
-                LOG.error(message, server.url, error, exc_info=is_bug)
+                message = "giving up on %s: %s"
+                LOG.error(message, server.name, error, exc_info=is_bug)
 
     async def _look_at(self, server: _OwnServer) -> None:
         """Restarts a server if necessary; raises ``UserError`` if its machine or log is gone."""
@@ -180,7 +167,7 @@ class OwnServers:
             if server.must_restart or server.has_ended:
                 await self._start_again(server, server.fault(math.inf) or "failed")
         elif await server.becomes_ready():
-            LOG.info("the vLLM server at %s is back", server.url)
+            LOG.info("%s is back", server.name)
         elif (fault := server.fault(self._startup_timeout_s)) is not None:
             server.num_failed_starts += 1
             await self._start_again(server, fault)
@@ -188,9 +175,9 @@ class OwnServers:
     async def _start_again(self, server: _OwnServer, fault: str) -> None:
         if server.num_failed_starts == _MAX_FAILED_STARTS:
             server.has_given_up = True
-            LOG.error("giving up on the vLLM server at %s: it %s", server.url, fault)
+            LOG.error("giving up on %s: it %s", server.name, fault)
             return
-        LOG.warning("restarting the vLLM server at %s: it %s", server.url, fault)
+        LOG.warning("restarting %s: it %s", server.name, fault)
         await server.stop()
         await server.start()
 
@@ -198,15 +185,16 @@ class OwnServers:
 class _OwnServer:
     """A server at a fixed address, across restarts."""
 
-    def __init__(self, command: list[str], host: ServerHost, run_dir: Path, index: int) -> None:
+    def __init__(self, start: ServerStart, host: ServerHost, run_dir: Path, index: int) -> None:
         port, address = host.free_port(), host.address
         self.url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        self.name = f"the {start.name} server at {self.url}"
         self.is_ready = self.must_restart = self.has_given_up = False
         self.num_failed_starts = 0
         self.log_path = Path()
-        self._command = [*command, "--host", host.address, "--port", str(port)]
+        self._command = [*start.command, "--host", host.address, "--port", str(port)]
         self._host = host
-        self._folder, self._index, self._num_starts = run_dir / "servers", index, 0
+        self._log, self._num_starts = run_dir / "servers" / f"{start.name.lower()}-{index}", 0
         self._process: ServerRun | None = None
         self._started = 0.0
 
@@ -222,11 +210,10 @@ class _OwnServer:
     async def start(self) -> None:
         self.is_ready = self.must_restart = False
         # One log per start, to keep the last output of a server that died.
-        self.log_path = self._folder / f"vllm-{self._index}.{self._num_starts}.log"
+        self.log_path = self._log.with_name(f"{self._log.name}.{self._num_starts}.log")
         self._num_starts += 1
         self._started = time.monotonic()
-        name = f"the vLLM server at {self.url}"
-        self._process = await self._host.start(name, self._command, self.log_path)
+        self._process = await self._host.start(self.name, self._command, self.log_path)
 
     async def becomes_ready(self) -> bool:
         """Whether it answers now; updates ``is_ready``."""

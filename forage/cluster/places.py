@@ -18,7 +18,7 @@ from forage.cluster.model_servers import ThisMachine
 from forage.cluster.ray_actors import OWN, Actor, address_of, connect, disconnect, machines, reserve
 from forage.cluster.ray_ranks import RankActor, RayRanks
 from forage.cluster.ray_servers import RayHost, ServerActor
-from forage.cluster.vllm_start import server_environment
+from forage.cluster.server_start import server_environment
 from forage.config.placement_config import RayCluster
 from forage.config.run_config import RunConfig
 from forage.errors import UserError

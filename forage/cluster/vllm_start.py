@@ -1,32 +1,17 @@
-"""The program, arguments and environment of the vLLM servers that a run starts.
-
-``model_servers.py`` starts them, on this machine or on Ray's.
-"""
+"""The arguments and environment of the vLLM servers that a run starts (``server_start.py``)."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from forage.config.run_config import RunConfig
 from forage.config.server_config import VllmPlacement
 from forage.config.shipped_recipes import shipped
 
-_ROOT = Path(__file__).parents[2]
-_MADE = _ROOT / ".vllm" / "bin" / "vllm"
 _BATCHED_TOKENS = 8192
 _MAX_LOGPROBS = 20  # vLLM's default maximum; one is the sampled token's
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
-
-
-def vllm_program(named: Path | None) -> Path | None:
-    """The vllm command: ``named`` if given, otherwise that of ``make vllm`` or the one on PATH."""
-    if named is not None:
-        return named if named.is_file() else None
-    on_path = shutil.which("vllm")
-    return _MADE if _MADE.is_file() else Path(on_path) if on_path else None
 
 
 def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> list[str]:
@@ -56,27 +41,17 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
     return [*command, *engine.arguments]
 
 
-def server_environment(
-    config: RunConfig, num_servers: int, gpus: Sequence[str] | None, inherited: Mapping[str, str]
-) -> dict[str, str]:
-    """Our environment plus the receiver's folder, its routes' flags and the server's GPUs."""
-    environment = {**inherited, "PYTHONPATH": str(shipped("plugins"))}
-    if gpus is not None and config.model.device != "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+def vllm_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` plus the receiver's folder, and the flags of its routes."""
+    fixed = {"PYTHONPATH": str(shipped("plugins"))}
+    fixed |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     engine = config.placement.engine
     if engine.kind == "vllm" and engine.transfer == "adapters":
-        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    if Path(config.model.path).is_dir():
-        environment["HF_HUB_OFFLINE"] = "1"
-    if config.model.device == "cpu":
-        cores = max(1, (os.cpu_count() or 1) // (num_servers + 1))
-        # OpenMP threads that spin while waiting take cores from the trainer.
-        environment |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
-        environment |= {"OMP_NUM_THREADS": str(cores)}
-        # Do not bind threads to cores: all servers would be bound to the same ones.
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        # Run the model in the scheduler's process: two processes would spin in turn.
-        environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    return environment
+        fixed["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if config.model.device != "cpu":
+        return {**environment, **fixed}
+    # Do not bind threads to cores: all servers would be bound to the same ones.
+    fixed["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    # Run the model in the scheduler's process: two processes would spin in turn.
+    usual = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return {**usual, **environment, **fixed}

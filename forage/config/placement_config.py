@@ -126,12 +126,12 @@ class PlacementConfig(Frozen):
     @property
     def own_gpus(self) -> int:
         """GPUs reserved for servers."""
-        return self.engine.own_gpus if self.engine.kind == "vllm" else 0
+        return 0 if self.engine.kind == "torch" else self.engine.own_gpus
 
     @property
     def num_servers(self) -> int:
         """Number of servers that Forage starts."""
-        if self.engine.kind != "vllm" or self.engine.urls:
+        if self.engine.kind == "torch" or self.engine.urls:
             return 0
         num_gpus = self.own_gpus or self.num_gpus
         return self.engine.num_servers or max(1, num_gpus // self.engine.tensor_parallel)
@@ -201,11 +201,6 @@ class PlacementConfig(Frozen):
             missing.append(
                 f"placement requests {self.num_nodes} machines, which need Ray: set "
                 "placement.cluster to ray"
-            )
-        if self.engine.kind == "sglang" and not self.engine.urls:
-            missing.append(
-                "placement.engine is sglang without urls: Forage does not start SGLang, so start "
-                "it and name its servers in placement.engine.urls"
             )
         if self.engine.offload and self.num_ranks is None:
             missing.append(

@@ -137,6 +137,12 @@ def _placement_fits(run: RunConfig) -> None:
             "placement.engine.transfer is adapters, but the run trains none: set model.lora, "
             "or set transfer to group"
         )
+    shares = placement.num_servers > 0 and not placement.own_gpus and run.model.device != "cpu"
+    if engine.kind == "sglang" and engine.transfer == "group" and shares:
+        raise ValueError(
+            "placement.engine.transfer: group needs GPUs that the trainer does not use for SGLang "
+            "servers: set placement.engine.own_gpus, or set transfer to disk"
+        )
     if run.model.arithmetic is not None and placement.num_ranks is not None:
         raise ValueError(
             "model.arithmetic needs a single process; ranks gather their weights in "

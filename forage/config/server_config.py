@@ -23,6 +23,16 @@ class ServerPlacement(Frozen):
     """Take turns on the GPUs: servers sleep while the trainer learns; it offloads its states."""
     urls: tuple[str, ...] = ()
     """Addresses of running servers, for example http://10.0.0.5:8000; empty: Forage starts them."""
+    num_servers: int | None = Field(default=None, ge=1)
+    """Number of servers that Forage starts; null: one per tensor_parallel GPUs."""
+    own_gpus: int = Field(default=0, ge=0)
+    """GPUs reserved for servers; 0: servers share the trainer's GPUs."""
+    program: Path | None = None
+    """The vllm or sglang command; null: vllm of make vllm, otherwise the one on the PATH."""
+    arguments: tuple[str, ...] = ()
+    """Additional arguments of vllm serve or sglang serve, for servers that Forage starts."""
+    startup_timeout_s: float = Field(default=600.0, gt=0)
+    """Maximum seconds for a server to start."""
     timeout_s: float = Field(default=300.0, gt=0)
     """Timeout of a turn in seconds; the server's health is checked afterwards."""
     update_timeout_s: float = Field(default=120.0, gt=0)
@@ -56,21 +66,15 @@ class ServerPlacement(Frozen):
             raise ValueError("placement.engine.urls contains the same server twice; list it once")
         return self
 
-
-class VllmPlacement(ServerPlacement):
-    """vLLM servers, started by Forage or by you."""
-
-    kind: Literal["vllm"] = "vllm"
-    num_servers: int | None = Field(default=None, ge=1)
-    """Number of servers that Forage starts; null: one per tensor_parallel GPUs."""
-    own_gpus: int = Field(default=0, ge=0)
-    """GPUs reserved for servers; 0: servers share the trainer's GPUs."""
-    program: Path | None = None
-    """The vllm command; null: the one installed by make vllm, otherwise the one on the PATH."""
-    arguments: tuple[str, ...] = ()
-    """Additional arguments of vllm serve, for servers that Forage starts."""
-    startup_timeout_s: float = Field(default=600.0, gt=0)
-    """Maximum seconds for a server to start."""
+    @model_validator(mode="after")
+    def _has_no_key(self) -> Self:
+        keys = ("--api-key", "--api_key", "--admin-api-key", "--admin_api_key")
+        if any(argument.startswith(keys) for argument in self.arguments):
+            raise ValueError(
+                "placement.engine.arguments sets a key for the servers, but Forage sends none: "
+                "remove it (on one machine they listen only on 127.0.0.1)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares_or_has_its_own(self) -> Self:
@@ -92,8 +96,14 @@ class VllmPlacement(ServerPlacement):
         return self
 
 
+class VllmPlacement(ServerPlacement):
+    """vLLM servers, started by Forage or by you."""
+
+    kind: Literal["vllm"] = "vllm"
+
+
 class SglangPlacement(ServerPlacement):
-    """SGLang servers that you have started."""
+    """SGLang servers, started by Forage or by you."""
 
     kind: Literal["sglang"] = "sglang"
     transfer: Literal["group", "disk"] = "disk"  # pyright: ignore[reportIncompatibleVariableOverride]  # never assigned

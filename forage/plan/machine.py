@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from forage.cluster.vllm_start import vllm_program
+from forage.cluster.server_start import server_program
 from forage.config.run_config import RunConfig
 from forage.data.published.benchmarks import names_of, prepare_command, published
 from forage.data.published.published_corpora import CORPORA
@@ -57,7 +57,10 @@ def look_at_machine(directory: Path) -> Machine:
         gpu_name=gpus[0].name if gpus else "",
         packages=frozenset(
             name
-            for name, is_there in (("vllm", vllm_program(None)), ("ray", find_spec("ray")))
+            for name, is_there in (
+                *((kind, server_program(kind, None)) for kind in ("vllm", "sglang")),
+                ("ray", find_spec("ray")),
+            )
             if is_there is not None
         ),
     )

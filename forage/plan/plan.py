@@ -39,6 +39,11 @@ from forage.training.ranks.ulysses import check_heads, check_not_recurrent
 
 TYPICAL_WEIGHT = 0.02
 """The standard deviation with which a transformer's weights are initialised."""
+_SHARES = {
+    "vllm": ("--gpu-memory-utilization", "--gpu_memory_utilization", "--kv-cache-memory-bytes"),
+    "sglang": ("--mem-fraction-static", "--max-total-tokens"),
+}
+"""The servers' options that set their share of a GPU's memory, or the size of their cache."""
 _HALF_SPACING = 2.0**-9
 """Relative updates below this are lost: half the smallest relative spacing of bfloat16."""
 
@@ -217,10 +222,10 @@ def _warnings(config: RunConfig) -> list[str]:
         )
     if _shares_gpus_unasked(config):
         warnings.append(
-            "each server of placement.engine takes 92 % of the memory of GPUs on which the "
+            "each server of placement.engine takes about 90 % of the memory of GPUs on which the "
             "trainer learns, which then runs out of memory: set its share in "
-            'placement.engine.arguments, for example [--gpu-memory-utilization, "0.4"], let them '
-            "take turns with placement.engine.offload, or give servers own_gpus"
+            f"placement.engine.arguments, for example [{_SHARES[config.placement.engine.kind][0]}, "
+            '"0.4"], let them take turns with placement.engine.offload, or give servers own_gpus'
         )
     advantage, cost = config.algorithm.advantage, config.reward.search_cost
     if cost and isinstance(advantage, Grpo) and advantage.normalise_by_std:
@@ -235,11 +240,9 @@ def _warnings(config: RunConfig) -> list[str]:
 
 def _shares_gpus_unasked(config: RunConfig) -> bool:
     placement, engine = config.placement, config.placement.engine
-    if engine.kind != "vllm" or engine.urls or engine.offload or placement.own_gpus:
+    if engine.kind == "torch" or engine.urls or engine.offload or placement.own_gpus:
         return False
-    # Both spellings, and the option that sets the cache's size directly.
-    shares = ("--gpu-memory-utilization", "--gpu_memory_utilization", "--kv-cache-memory-bytes")
-    is_named = any(argument.startswith(shares) for argument in engine.arguments)
+    is_named = any(argument.startswith(_SHARES[engine.kind]) for argument in engine.arguments)
     return config.model.device != "cpu" and not is_named
 
 
@@ -251,8 +254,11 @@ def _obstacles(
     engine = placement.engine
     if placement.cluster.kind == "ray" and "ray" not in machine.packages:
         obstacles.append(f"Ray is not installed on this machine; run: {install_command('ray')}")
-    if engine.kind == "vllm" and not engine.urls and "vllm" not in machine.packages:
-        obstacles.append("the engine vllm is not installed on this machine (make vllm is for CPUs)")
+    named = None if engine.kind == "torch" else engine.program
+    is_there = engine.kind in machine.packages if named is None else named.is_file()
+    if engine.kind != "torch" and not engine.urls and not is_there:
+        hint = " (make vllm is for CPUs)" if engine.kind == "vllm" else ""
+        obstacles.append(f"the engine {engine.kind} is not installed on this machine{hint}")
     on_gpu = config.model.device != "cpu"
     if on_gpu and len(machine.gpu_bytes) < placement.gpus_per_node:
         obstacles.append(

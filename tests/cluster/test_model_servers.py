@@ -24,7 +24,8 @@ from forage.cluster.model_servers import (
     open_servers,
 )
 from forage.cluster.places import LocalPlaces
-from forage.cluster.vllm_start import server_environment, vllm_command
+from forage.cluster.server_start import ServerStart, server_environment
+from forage.cluster.vllm_start import vllm_command
 from forage.config.rollout_config import RolloutConfig
 from forage.config.run_config import RunConfig, build_config
 from forage.config.server_config import VllmPlacement
@@ -163,7 +164,7 @@ def test_without_vllm_and_with_adapters_the_run_is_refused(tmp_path: Path):
 def test_a_server_at_an_address_of_ipv6_has_brackets_in_its_url(tmp_path: Path):
     """Ray returns such addresses if there are no others; the port was parsed as a part of it."""
     host: Any = SimpleNamespace(address="fd00::5", free_port=lambda: 8000)
-    server = _OwnServer(["vllm"], host, tmp_path, 0)
+    server = _OwnServer(ServerStart("vLLM", ["vllm"]), host, tmp_path, 0)
     assert server.url == "http://[fd00::5]:8000"
     assert server._command == ["vllm", "--host", "fd00::5", "--port", "8000"]
 

@@ -204,7 +204,6 @@ def test_servers_sample_in_the_type_of_the_trainers_arithmetic(
     ("placement", "expected"),
     [
         ({"num_nodes": 2}, "placement.cluster to ray"),
-        ({"engine": "sglang"}, "placement.engine is sglang without urls"),
         ({"engine": {"kind": "sglang", "offload": True}}, "placement.trainer.num_ranks to 1"),
     ],
 )
@@ -242,9 +241,27 @@ def test_a_section_trainer_makes_ranks_and_without_one_the_gpus_decide(
 
 def test_weights_reach_sglang_through_files_unless_the_recipe_asks_for_a_group() -> None:
     for transfer, settings in {"disk": {}, "group": {"transfer": "group"}}.items():
-        engine = config(placement={"engine": {"kind": "sglang", **settings}}).placement.engine
+        settings = {"kind": "sglang", "urls": ["http://10.0.0.5:30000"], **settings}
+        engine = config(placement={"engine": settings}).placement.engine
         assert engine.kind == "sglang"
         assert engine.transfer == transfer
+
+
+def test_sglang_gets_weights_through_a_group_only_on_gpus_of_its_own() -> None:
+    """It reports no GPUs, so NCCL would be used between two processes on one GPU, and hang."""
+    engine: dict[str, Any] = {"kind": "sglang", "transfer": "group"}
+    with pytest.raises(UserError, match=r"set placement.engine.own_gpus, or set transfer to disk"):
+        config(placement={"gpus_per_node": 2, "engine": engine})
+    config(placement={"gpus_per_node": 2, "engine": engine | {"own_gpus": 1}})
+    config(device="cpu", placement={"engine": engine})
+
+
+@pytest.mark.parametrize("key", ["--api-key=secret", "--admin-api-key"])
+def test_a_key_that_no_request_would_send_is_refused_and_not_printed(key: str) -> None:
+    engine = {"kind": "sglang", "arguments": [key, "secret"]}
+    with pytest.raises(UserError, match="Forage sends none") as error:
+        config(placement={"engine": engine})
+    assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize("engine", ["vllm", {"kind": "sglang", "urls": ["http://10.0.0.5:30000"]}])

@@ -124,8 +124,6 @@ def test_training_accepts_what_is_proposed(recipe: str, hardware: str) -> None:
     refused it.
     """
     config = load_config(CONFIGS / recipe)
-    if config.placement.engine.kind == "sglang":
-        config = with_overrides(config, ["placement.engine.urls=[http://127.0.0.1:8000]"])
     assert_training_accepts(config, hardware)
 
 
@@ -182,9 +180,9 @@ def test_the_page_says_what_places_the_recipe_there_and_what_training_refuses() 
     page = said(plan_of("search-r1-ppo-v0.2.yaml", "1xH100", "model.lora={}"))
     assert "placed there with: placement.gpus_per_node=1 placement.trainer.num_ranks=1" in page
     assert "training refuses" not in page
-    assert "training refuses this recipe: placement.engine is sglang without urls" in said(
-        plan_of("rlinf-3b.yaml", "8xH100")
-    )
+    one_process = ("placement.gpus_per_node=1", "placement.trainer=null")
+    refused = said(plan_of("rlinf-3b.yaml", "1xH100", *one_process))
+    assert "training refuses this recipe: placement.engine.offload is true, but" in refused
 
 
 def test_an_engine_is_cut_over_no_number_of_gpus_that_does_not_divide_its_heads() -> None:

@@ -120,6 +120,26 @@ def test_servers_on_the_gpus_of_the_trainer_are_to_be_given_their_share() -> Non
     assert not warned('offload: false, arguments: [--gpu-memory-utilization, "0.4"]')
 
 
+@pytest.mark.parametrize("arguments", ["[]", '[--mem-fraction-static, "0.4"]'])
+def test_sglang_servers_on_the_gpus_of_the_trainer_are_to_be_given_their_share(
+    arguments: str,
+) -> None:
+    engine = f"placement.engine={{kind: sglang, arguments: {arguments}}}"
+    warnings = make_plan(with_overrides(ppo(), [engine]), NODE).warnings
+    assert any("[--mem-fraction-static, " in each for each in warnings) is (arguments == "[]")
+
+
+def test_the_command_of_a_server_can_be_outside_the_path(tmp_path: Path) -> None:
+    for number, kind in enumerate(("vllm", "sglang")):
+        program = tmp_path / str(number)
+        engine = f"placement.engine={{kind: {kind}, program: {program}}}"
+        config = with_overrides(ppo(), [engine])
+        missing = f"the engine {kind} is not installed on this machine"
+        assert any(each.startswith(missing) for each in make_plan(config, LAPTOP).obstacles)
+        program.touch()
+        assert not any(missing in each for each in make_plan(config, LAPTOP).obstacles)
+
+
 def test_on_a_machine_that_is_large_enough_only_what_forage_lacks_is_left() -> None:
     plan = make_plan(ppo(), NODE)
     assert plan.memory is not None

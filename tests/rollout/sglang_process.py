@@ -28,6 +28,33 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
+FIELDS: dict[str, set[str]] = {
+    "/generate": {
+        *("rid", "session_id", "input_ids", "sampling_params", "return_logprob"),
+        *("logprob_start_len", "extra_key"),
+    },
+    "/abort_request": {"rid"},
+    "/pause_generation": {"mode"},
+    "/continue_generation": set(),
+    "/flush_cache": set(),
+    "/release_memory_occupation": {"tags"},
+    "/resume_memory_occupation": {"tags"},
+    "/update_weights_from_disk": {"model_path", "weight_version", "flush_cache"},
+    "/init_weights_update_group": {
+        *("master_address", "master_port", "rank_offset", "world_size", "group_name", "backend"),
+    },
+    "/destroy_weights_update_group": {"group_name"},
+    "/begin_weight_update": set(),
+    "/end_weight_update": set(),
+    "/update_weights_from_distributed": {"names", "dtypes", "shapes", "group_name", "flush_cache"},
+    "/update_weight_version": {"new_version", "abort_all_requests"},
+}
+"""The routes that take a body, and those of their fields that Forage may send.
+
+Read in ``srt/entrypoints/http_server.py`` and ``srt/managers/io_struct.py`` of
+https://pypi.org/project/sglang/0.5.23/; "/flush_cache" has only a query.
+"""
+
 Reply = tuple[bool, Any]
 Work = Callable[[dict[str, Any]], Reply]
 
@@ -166,6 +193,7 @@ class Server:
             return self._stand_in(body)
         if path != "/health":
             self._asked.append(path)
+        assert body.keys() <= FIELDS.get(path, set()), f"{path} has no such fields: {body.keys()}"
         if self._faults.without and self._faults.without in path:
             return web.json_response({"detail": "Not Found"}, status=404)
         match path:

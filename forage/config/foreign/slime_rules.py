@@ -75,7 +75,6 @@ def _placement(given: Given) -> Recipe:
     if given.flag("colocate"):
         ours["placement.engine.offload"] = True
     elif own := int(given.number("rollout-num-gpus") or 0):
-        ours["placement.engine.kind"] = "vllm"  # Forage does not start SGLang
         ours["placement.engine.own_gpus"] = own
     num_gpus = given.number("actor-num-gpus-per-node")
     return ours | machines(given.number("actor-num-nodes"), num_gpus, own)

@@ -1,7 +1,7 @@
 """Talks to an SGLang server: ``/generate``, pauses, weights from files or through a group.
 
-This file follows the sources of SGLang 0.5.23. SGLang has no CPU build, so the tests use a stand-in
-with that schema, not a real server.
+This file follows the sources of SGLang 0.5.23. SGLang is published only for GPUs, so the tests use
+a stand-in with that schema; docs/engines.md has what was checked on a real server.
 """
 
 from __future__ import annotations

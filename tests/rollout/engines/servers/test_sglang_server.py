@@ -18,7 +18,7 @@ from forage.rollout.engines.servers.weight_transports import DiskTransport
 from forage.rollout.engines.servers.weight_update import ServerUpdates
 from forage.types import ContextOverflow, EngineError, FinishReason, Sampling
 from tests.rollout.policy_server import counted_logprobs
-from tests.rollout.sglang_process import fixed_reply
+from tests.rollout.sglang_process import FIELDS, fixed_reply
 
 
 @dataclass
@@ -38,6 +38,7 @@ class SglangStandIn:
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else {}
         self.asked.append((request.path, body))
+        assert body.keys() <= FIELDS.get(request.path, set()), "SGLang has no such field"
         if request.path == "/abort_request":
             self.aborted.set()
         match request.path:
