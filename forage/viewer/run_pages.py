@@ -58,6 +58,9 @@ class RunPages:
         columns, more_settings = _columns(runs)
         members = groups_of_runs(runs)
         numbers = {key: n for n, keys in enumerate(members.values()) for key in keys}
+        if groups:  # whole groups, as in the page's script
+            wanted = {numbers[key] for key in chosen}
+            chosen = [f.run.key for f in facts if f.num_steps and numbers[f.run.key] in wanted]
         order = order_of(facts, columns, sort)
         return viewer_page(
             "runs.html",

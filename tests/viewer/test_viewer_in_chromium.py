@@ -239,7 +239,8 @@ def test_groups_have_a_band_and_their_chart_is_saved(page: Page, tmp_path: Path)
         page.goto(f"{address}/runs")
         chart = page.locator('figure[data-metric="reward/mean"]').first
         expect(chart.locator("canvas")).to_be_visible()
-        page.get_by_label("Lines").select_option("true")
+        page.get_by_label("Curves of run0").uncheck()
+        page.get_by_label("Lines").select_option("true")  # ticks whole groups
         expect(page.locator("#groups")).to_have_text("all: 3 runs")
         expect(page.locator("#groups-note")).to_be_visible()
         page.locator("a.sort", has_text="Seed").click()
@@ -256,7 +257,7 @@ def test_groups_have_a_band_and_their_chart_is_saved(page: Page, tmp_path: Path)
         page.goto("about:blank")
     assert saved["png"].startswith(b"\x89PNG")
     svg = saved["svg"].decode()
-    for text in ("reward/mean", "optimizer step", "all: 3 runs", "Student's 95 % interval"):
+    for text in ("reward/mean", "optimizer step", "all: 3 runs", "Bands: Student's 95 % interval"):
         assert f">{text}" in svg
     assert svg.count('fill-opacity="0.18"') == 1
     assert 'width="100%" height="100%" fill="#ffffff"' in svg

@@ -112,6 +112,8 @@
       controls.groups.value = new URLSearchParams(location.search).get("groups") === "true" ? "true" : "";
       controls.groups.addEventListener("change", () => {
         setAddress("groups", controls.groups.value);
+        const ticked = new Set(all(".choose-run:checked").map((box) => box.dataset.group));
+        if (hasGroups()) all(".choose-run:enabled").forEach((box) => { box.checked ||= ticked.has(box.dataset.group); });
         colourRuns();
         refreshCurves();
       });
