@@ -36,9 +36,9 @@ def write(folder: Path, rate: float, seed: int, ems: tuple[float, ...] = ()) -> 
 
 @pytest.fixture
 def client(tmp_path: Path) -> TestClient:
-    write(tmp_path / "a", 0.5, 0, (1.0, 1.0, 1.0, 0.0))
-    write(tmp_path / "b_%", 0.5, 1, (0.0, 1.0))
-    write(tmp_path / "c", 0.5, 2)
+    write(tmp_path / "a", 2.5, 0, (1.0, 1.0, 1.0, 0.0))
+    write(tmp_path / "b_%", 2.5, 1, (0.0, 1.0))
+    write(tmp_path / "c", 2.5, 2)
     write(tmp_path / "d", 10.0, 0)
     return TestClient(create_app([tmp_path]), base_url="http://127.0.0.1")
 
@@ -52,7 +52,7 @@ def test_the_table_sorts_by_any_column_and_numbers_as_numbers(client: TestClient
     assert order(client, "") == order(client, "run") == "abcd"
     assert order(client, "-run") == "dcba"
     assert order(client, "trainer.learning_rate") == "abcd"
-    assert order(client, "-trainer.learning_rate") == "dabc", "10.0 is more than 0.5"
+    assert order(client, "-trainer.learning_rate") == "dabc", "10.0 is more than 2.5"
     assert order(client, "-seed") == "cbad"
     assert order(client, "held-out EM") == "cdba"
     assert order(client, "no such column") == "abcd"
@@ -81,11 +81,11 @@ def test_a_group_has_the_mean_of_its_runs_and_students_interval_at_each_step(
     client: TestClient,
 ) -> None:
     group, alone = lines(client, smoothing=0)
-    assert (group["name"], group["members"]) == ("trainer.learning_rate=0.5", ["a", "b_%", "c"])
+    assert (group["name"], group["members"]) == ("trainer.learning_rate=2.5", ["a", "b_%", "c"])
     assert group["x"] == [*range(NUM_STEPS)]
     assert group["counts"] == [3] * 20 + [2] * 10, "one run ended after 20 steps"
     for step, seeds in ((5, (0, 1, 2)), (25, (0, 1))):
-        expected = interval_over_runs([reward(0.5, seed, step) for seed in seeds])
+        expected = interval_over_runs([reward(2.5, seed, step) for seed in seeds])
         found = [group[name][step] for name in ("values", "low", "high")]
         assert found == pytest.approx([expected.mean, expected.low, expected.high], rel=1e-5)
     assert alone["members"] == ["d"]
@@ -102,10 +102,10 @@ def test_the_table_of_runs_and_of_groups_is_latex(client: TestClient) -> None:
     text = client.get("/runs.tex?sort=-held-out+EM&run=a&run=b_%25").text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert rows[0] == r"run & seed & steps & reward & EM & held-out EM \\"
-    assert rows[1].startswith("a & 0 & 30 & 0.4")
+    assert rows[1].startswith("a & 0 & 30 & 2.3")
     assert rows[2].startswith(r"b\_\% & 1 & 30 &")
     groups = client.get("/runs.tex?groups=true").text
-    pattern = r"trainer\.learning\\_rate=0\.5 & 3 & [\d.]+ \$\\pm\$ [\d.]+ & -- & 0\.500 \$\\pm\$ "
+    pattern = r"trainer\.learning\\_rate=2\.5 & 3 & [\d.]+ \$\\pm\$ [\d.]+ & -- & 0\.500 \$\\pm\$ "
     assert re.search(pattern, groups)
     assert re.search(r"learning\\_rate=10\.0 & 1 & [\d.]+ & -- & 0\.250 \\\\", groups)
     assert client.get("/runs.tex?run=nobody").status_code == 400
