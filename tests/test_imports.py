@@ -78,7 +78,8 @@ LINE_BUDGETS = {
     # Sweeps and the groups of their runs (sweep_command.py, sweep_runs.py, run_groups.py). A GGUF
     # file writes questions, and a local writer fits into memory (questions_command.py). The time
     # that an agent's questions take is reported, and not planned with (real_budget.py).
-    "commands": 6_050,
+    # Tables as LaTeX (compare_command.py).
+    "commands": 6_051,
     # The lessons of a question writer (warm_start_config.py). Results that a policy may ask for
     # (search_config.py). The union of token losses (algorithm_config.py).
     # SGLang servers that Forage starts, and keys that it would not send (server_config.py).
@@ -99,7 +100,8 @@ LINE_BUDGETS = {
     "environment": 3_280,
     # The passages that an answer rests on (citations.py).
     # Groups of runs with their seeds (seed_groups.py), and gold passages found whole.
-    "evaluation": 3_460,
+    # Groups of runs by setting, which the viewer shares (setting_groups.py); tables as LaTeX.
+    "evaluation": 3_544,
     "models": 525,
     # The memory and the download of a teacher.
     # The memory that SGLang takes of shared GPUs, and where its command is (plan.py).
@@ -125,7 +127,9 @@ LINE_BUDGETS = {
     # The teachers of token losses, and their comparison with the policy (token_streams.py).
     "training": 8_209,
     # The page of candidate questions, and their review (candidate_pages.py). Citations in the chat.
-    "viewer": 3_745,
+    # Curves of groups with bands (group_curves.py), held-out EM (held_out.py), and tables of runs
+    # and groups that are sorted and saved (run_tables.py).
+    "viewer": 4_032,
     # The step as a value (step.py).
     "watch": 1_500,
 }

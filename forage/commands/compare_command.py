@@ -22,7 +22,7 @@ from forage.evaluation.report.comparison_tables import (
     settings_table,
     write_comparison_markdown,
 )
-from forage.evaluation.report.figure_table import to_markdown, to_rich
+from forage.evaluation.report.figure_table import FigureTable, to_latex, to_markdown, to_rich
 from forage.evaluation.result import read_result
 from forage.evaluation.seed_groups import compare_groups
 from forage.viewer.evaluation_pages import write_comparison_page
@@ -39,18 +39,22 @@ def add_arguments(parser: ArgumentParser) -> None:
         "suffix"
     )
     parser.add_argument("--out", type=Path, metavar="FILE.html|.md|.json", help=text)
+    text = "print the tables as LaTeX (booktabs)"
+    parser.add_argument("--latex", action="store_true", help=text)
 
 
 def run(args: Namespace) -> int:
     if len(args.figures) == 2 and not any(path.is_dir() for path in args.figures):
         first, second = args.figures
-        run_comparison(first, second, args.out)
+        run_comparison(first, second, args.out, args.latex)
     else:
-        print_groups(args.figures, Console(), args.out)
+        print_groups(args.figures, Console(), args.out, args.latex)
     return 0
 
 
-def print_groups(paths: Sequence[Path], console: Console, out: Path | None = None) -> None:
+def print_groups(
+    paths: Sequence[Path], console: Console, out: Path | None = None, is_latex: bool = False
+) -> None:
     """Prints the table of groups of runs and writes ``out``; raises ``UserError``."""
     if out is not None and out.suffix not in (".md", ".json"):
         raise UserError(f"--out is {out}, but must end in .md or .json for groups of runs")
@@ -63,10 +67,12 @@ def print_groups(paths: Sequence[Path], console: Console, out: Path | None = Non
         is_json = out.suffix == ".json"
         text = json.dumps(asdict(comparison), indent=1) if is_json else to_markdown(table)
         write_whole_text(out, text + "\n")
-    console.print(to_rich(table, console.width))
+    _print(table, console, is_latex)
 
 
-def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
+def run_comparison(
+    first: Path, second: Path, out: Path | None, is_latex: bool = False
+) -> Comparison:
     """Prints the tables and writes ``out`` in the format of its suffix; raises ``UserError``."""
     if out is not None and out.suffix not in (".html", ".md", ".json"):
         raise UserError(f"--out is {out}, but must end in .html, .md or .json")
@@ -75,6 +81,10 @@ def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
     if out is not None:  # before the tables, because stdout may be closed
         _write(out, comparison)
     console = Console()
+    if is_latex:
+        for arm in comparison.arms:
+            _print(comparison_table(arm, comparison, is_wide=False), console, is_latex)
+        return comparison
     for line in played_lines(comparison):
         console.print(line, highlight=False)
     for arm in comparison.arms:
@@ -88,6 +98,13 @@ def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
     if out is not None:
         console.print(f"Wrote {out}", highlight=False, soft_wrap=True)
     return comparison
+
+
+def _print(table: FigureTable, console: Console, is_latex: bool) -> None:
+    if is_latex:
+        console.out(to_latex(table), highlight=False)  # lines must not be folded
+    else:
+        console.print(to_rich(table, console.width))
 
 
 def _write(out: Path, comparison: Comparison) -> None:

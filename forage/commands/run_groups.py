@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from forage.commands.sweep_runs import SEED, STATE_FILE, SweepRun, SweepState
-from forage.config.config_file import leaves, read_tree
+from forage.commands.sweep_runs import STATE_FILE, SweepRun, SweepState
+from forage.config.config_file import Tree, read_tree
 from forage.errors import UserError
+from forage.evaluation.setting_groups import group_by_settings
 
 _FINAL = Path("evaluation") / "final.json"
 _SETTINGS = "config.yaml"
-_NOT_COMPARED = ("name", "note", "output_dir", SEED, "search.url", "placement.", "watch.")
-"""Settings that tell runs of one group apart: names, addresses, seeds, and where they ran."""
 
 
 def groups_of(paths: Sequence[Path]) -> dict[str, list[Path]]:
@@ -49,25 +47,12 @@ def _of_sweep(folder: Path) -> dict[str, list[Path]]:
 
 
 def _by_settings(files: Sequence[Path]) -> dict[str, list[Path]]:
-    settings = {file: _settings_of(file) for file in files}
-    known = [tree for tree in settings.values() if tree]
-    keys = dict.fromkeys(key for tree in known for key in tree)
-    differing = [key for key in keys if len({repr(tree.get(key)) for tree in known}) > 1]
-    groups: dict[str, list[Path]] = {}
-    for file, tree in settings.items():
-        name = str(file.with_suffix(""))
-        if tree is not None:
-            label = ",".join(f"{key}={tree[key]}" for key in differing if key in tree)
-            name = label or "all"
-        groups.setdefault(name, []).append(file)
-    return groups
+    named = {str(file.with_suffix("")): file for file in files}
+    groups = group_by_settings({name: _settings_of(file) for name, file in named.items()})
+    return {label: [named[name] for name in names] for label, names in groups.items()}
 
 
-def _settings_of(file: Path) -> dict[str, Any] | None:
+def _settings_of(file: Path) -> Tree | None:
     """The settings of the run that ``file`` evaluates, or None if it is not in a run."""
     recipe = file.parent.parent / _SETTINGS
-    if not recipe.is_file():
-        return None
-    return {
-        key: value for key, value in leaves(read_tree(recipe)) if not key.startswith(_NOT_COMPARED)
-    }
+    return read_tree(recipe) if recipe.is_file() else None

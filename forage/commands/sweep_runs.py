@@ -17,10 +17,10 @@ from pathlib import Path
 
 from forage.disk.whole_writes import write_whole_text
 from forage.errors import UserError
+from forage.evaluation.setting_groups import SEED
 from forage.remote.plain_file import read_json
 
 STATE_FILE = "sweep.json"
-SEED = "seed"
 _MOST_RUNS = 1000
 _MAX_BYTES = 2**24
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 
@@ -20,11 +20,10 @@ from forage.evaluation.scores import QuestionScore
 
 NUM_RESAMPLES = 10_000
 _AT_ONCE = 500
-_T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
-"""The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; later ones use the last."""
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
+_EXPANSION = (1.959964, 2.372271, 2.822501, 2.555852)
+"""Coefficients of 1, 1/df, ... beyond the table: Abramowitz and Stegun, formula 26.7.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +100,30 @@ def interval_over_runs(means: Sequence[float]) -> Interval:
     >>> round(interval_over_runs([0.5, 0.6, 0.7]).low, 3)
     0.352
     """
-    mean = fmean(means)
-    if len(means) == 1:
-        return Interval(mean, mean, mean)
-    t = _T_975[min(len(means) - 1, len(_T_975)) - 1]
-    half = t * stdev(means) / len(means) ** 0.5
-    return Interval(mean, mean - half, mean + half)
+    mean, half, _ = (float(each[0]) for each in over_runs(np.array(means)[:, None]))
+    return (
+        Interval(mean, mean, mean) if len(means) == 1 else Interval(mean, mean - half, mean + half)
+    )
+
+
+def over_runs(values_ST: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means over runs (seeds) S, half the width of Student's 95 % intervals, numbers of runs.
+
+    Values that are not finite are missing. A mean of no value, and the interval of one, is NaN.
+    """
+    is_known_ST = np.isfinite(values_ST)
+    num_T = is_known_ST.sum(axis=0)
+    with np.errstate(all="ignore"):
+        mean_T = np.where(is_known_ST, values_ST, 0.0).sum(axis=0) / num_T
+        squares_T = (np.where(is_known_ST, values_ST - mean_T, 0.0) ** 2).sum(axis=0)
+        half_T = _t_975(num_T - 1) * np.sqrt(squares_T / (num_T - 1) / num_T)
+    return mean_T, half_T, num_T
+
+
+def _t_975(df_T: np.ndarray) -> np.ndarray:
+    table_T = np.array(_T_975)[np.clip(df_T, 1, len(_T_975)) - 1]
+    expanded_T = sum(c / np.maximum(df_T, 1) ** power for power, c in enumerate(_EXPANSION))
+    return np.where(df_T <= len(_T_975), table_T, expanded_T)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

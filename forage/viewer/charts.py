@@ -28,7 +28,8 @@ class Series:
     """A named curve; ``style`` is its CSS class, and a NaN in ``y_T`` is a missing value.
 
     Tooltips and the thin line show ``y_T``. ``drawn_T``, if there is one, is the thick line, or the
-    upper edge of an area in a stacked chart.
+    upper edge of an area in a stacked chart. The curve of a group names its runs in ``members`` and
+    counts them at each point; ``low_T`` and ``high_T`` are the edges of its band, if it has one.
     """
 
     name: str
@@ -36,6 +37,10 @@ class Series:
     x_T: tuple[float, ...]
     y_T: tuple[float, ...]
     drawn_T: tuple[float, ...] = ()
+    members: tuple[str, ...] = ()
+    low_T: tuple[float, ...] = ()
+    high_T: tuple[float, ...] = ()
+    counts_T: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,9 @@ def line_chart(
     ``y_range`` fixes either end of the axis. A logarithmic axis shows zeros at its foot and leaves
     negative values out.
     """
-    lines = [replace(one, drawn_T=smoothed(one.y_T, smoothing)) for one in series]
+    lines = [
+        one if one.drawn_T else replace(one, drawn_T=smoothed(one.y_T, smoothing)) for one in series
+    ]
     zero = None
     if is_log:
         positive = [y for line in lines for y in line.y_T if 0 < y < math.inf]
@@ -193,7 +200,8 @@ def _on_log_axis(line: Series, zero: float) -> Series:
         tuple(math.nan if y < 0 else max(y, zero) for y in values)
         for values in (line.y_T, line.drawn_T)
     )
-    return replace(line, y_T=y_T, drawn_T=drawn_T)
+    low_T, high_T = (tuple(max(y, zero) for y in edge) for edge in (line.low_T, line.high_T))
+    return replace(line, y_T=y_T, drawn_T=drawn_T, low_T=low_T, high_T=high_T)
 
 
 def _thinned(lines: Sequence[Series], most_points: int) -> tuple[Series, ...]:
@@ -213,24 +221,27 @@ def _thinned(lines: Sequence[Series], most_points: int) -> tuple[Series, ...]:
         kept.update((starts + np.where(is_finite, stretches, math.inf).argmin(1)).tolist())
         kept.update((starts + np.where(is_finite, stretches, -math.inf).argmax(1)).tolist())
     places = sorted(kept)
+    names = ("x_T", "y_T", "drawn_T", "low_T", "high_T", "counts_T")
+    columns = [{n: values for n in names if (values := getattr(line, n))} for line in lines]
     return tuple(
-        replace(
-            line,
-            x_T=tuple(line.x_T[place] for place in places),
-            y_T=tuple(line.y_T[place] for place in places),
-            drawn_T=tuple(line.drawn_T[place] for place in places),
-        )
-        for line in lines
+        replace(line, **{n: tuple(values[place] for place in places) for n, values in kept.items()})
+        for line, kept in zip(lines, columns, strict=True)
     )
 
 
 def _line_data(line: Series) -> dict[str, Any]:
     """A line without NaN, which is not JSON; ``drawn`` is None if it equals ``values``."""
-    drawn = [float(f"{y:.6g}") if math.isfinite(y) else None for y in line.drawn_T]
+    drawn, low, high = (
+        [float(f"{y:.6g}") if math.isfinite(y) else None for y in values]
+        for values in (line.drawn_T, line.low_T, line.high_T)
+    )
+    band = {"low": low, "high": high} if line.low_T else {}
+    group = {"members": line.members, "counts": line.counts_T, **band} if line.members else {}
     return {
         "name": line.name,
         "style": line.style,
         "x": [int(x) if x == int(x) else x for x in line.x_T],
         "values": [y if math.isfinite(y) else None for y in line.y_T],
         "drawn": None if line.drawn_T == line.y_T else drawn,
+        **group,
     }

@@ -21,7 +21,7 @@ from forage.evaluation.report.comparison_tables import (
 )
 from forage.evaluation.result import EvaluationResult, read_result
 from forage.evaluation.scores import QuestionScore
-from forage.evaluation.summary import ArmSummary, EvaluationSummary
+from forage.evaluation.summary import ArmSummary
 from forage.types import Status
 from forage.viewer.episode_filter import SIGNS, EpisodeFilter
 from forage.viewer.episode_index import EpisodeRow, IndexStore
@@ -30,6 +30,7 @@ from forage.viewer.evaluation_pages import (
     comparison_chart,
     render_evaluation_page,
 )
+from forage.viewer.held_out import headline
 from forage.viewer.library import Library, ShownRun
 from forage.viewer.viewer_page import (
     ROWS_PER_PAGE,
@@ -193,7 +194,7 @@ class EvaluationBrowser:
         row = EvaluationRow(run, file, _key((run, file)))
         try:
             path = run.directory / file
-            model, summary = _headline_once(path, path.stat().st_mtime_ns)
+            model, summary = headline(path, path.stat().st_mtime_ns)
         except (UserError, OSError) as error:
             return replace(row, error=str(error))
         arm, figures = next(iter(summary.arms.items()))
@@ -245,12 +246,6 @@ def _read(path: Path) -> EvaluationResult:
 @functools.lru_cache(maxsize=4)
 def _read_once(path: Path, changed: int) -> EvaluationResult:
     return read_result(path)  # some 50 MB for 50,000 questions
-
-
-@functools.lru_cache(maxsize=1_024)
-def _headline_once(path: Path, changed: int) -> tuple[str, EvaluationSummary]:
-    result = read_result(path)
-    return result.protocol.model, result.summary
 
 
 @functools.lru_cache(maxsize=16)

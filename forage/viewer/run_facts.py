@@ -19,13 +19,14 @@ from forage.config.sentinel_config import SentinelConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.records import METRICS_FILE, ROLLBACKS_FILE
 from forage.remote.plain_file import read_plain
+from forage.viewer.held_out import HeldOut, held_out
 from forage.viewer.library import Library, ShownRun
 from forage.watch.sentinel import Sentinel, SignState
 
 _SILENT_S = 300.0
 """A run that writes nothing for this long, and for the time of ten steps, counts as stopped."""
-_OWN = ("name", "note", "output_dir")
-"""Settings that differ between any two runs and do not affect training."""
+_OWN = ("name", "note", "output_dir", "seed")
+"""Settings that differ between any two runs, or have a column of their own."""
 
 RunStatus = Literal["running", "finished", "stopped", "no steps"]
 
@@ -40,6 +41,8 @@ class RunFacts:
     num_planned: int | None
     reward: float | None
     em: float | None
+    held_out: HeldOut | None
+    seed: str | None
     alarms: int
     num_rollbacks: int
     changed: float
@@ -59,6 +62,8 @@ def facts_of(run: ShownRun, library: Library) -> RunFacts:
         num_planned=planned if isinstance(planned, int) else None,
         reward=_mean(recent, "reward/mean"),
         em=_mean(recent, "em/mean"),
+        held_out=held_out(run, rows),
+        seed=None if (seed := run.config().get("seed")) is None else str(seed),
         alarms=int(_mean(rows[-1:], "sentinel/alarms") or 0),
         num_rollbacks=read_plain(rollbacks, 2**24).count(b"\n") if rollbacks.exists() else 0,
         changed=changed,

@@ -42,6 +42,7 @@ def create_app(paths: Sequence[Path]) -> FastAPI:
     runs = RunPages(library)
     app.get("/")(runs.first)
     app.get("/runs")(runs.runs)
+    app.get("/runs.tex")(runs.latex)
     app.get("/run")(runs.run)
     app.get("/curves.json")(runs.curves)
     app.get("/figures.csv")(runs.figures)

@@ -15,7 +15,7 @@ from forage.commands.cli import main
 from forage.errors import UserError
 from forage.evaluation import seed_groups
 from forage.evaluation.report.comparison_tables import groups_table
-from forage.evaluation.report.figure_table import to_rich
+from forage.evaluation.report.figure_table import Cell, FigureTable, Row, to_latex, to_rich
 from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.seed_groups import compare_groups, holm, interval_over_runs
 from tests.evaluation.results import make_result, make_score
@@ -71,7 +71,7 @@ def test_the_interval_of_a_gain_counts_the_spread_of_runs() -> None:
     assert (found.high - found.low) / 4 == pytest.approx(variance**0.5, rel=0.15)
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 12])
+@pytest.mark.parametrize("count", [2, 3, 5, 12, 40])
 def test_the_interval_over_runs_is_students(count: int) -> None:
     stats = pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(count)
@@ -126,3 +126,34 @@ def test_the_command_takes_any_number_of_files(
     assert [group["num_runs"] for group in json.loads(out.read_text())["groups"]] == [1, 1, 1]
     assert main(["compare", *map(str, files), "--out", str(tmp_path / "c.html")]) == 2
     assert main(["compare", str(tmp_path)]) == 2
+
+
+def test_a_table_as_latex_escapes_every_text() -> None:
+    hostile = r"[\input{x}] 5%_of #1 & $a^b~c$ <d>" + "\n|e\u2013f"
+    table = FigureTable("T", "a_b", ("EM",), (Row(hostile, (Cell("0.5", "± 0.1"),)),), "two\nlines")
+    assert to_latex(table).splitlines() == [
+        r"% Needs \usepackage{booktabs}.",
+        "% two lines",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"a\_b & EM \\",
+        r"\midrule",
+        r"{}[\textbackslash{}input\{x\}] 5\%\_of \#1 \& \$a\textasciicircum{}b\textasciitilde{}c\$ "
+        r"\textless{}d\textgreater{} \textbar{}e--f & 0.5 $\pm$ 0.1 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_comparison_is_printed_as_latex(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    files = [tmp_path / f"run_{n}.json" for n in range(count)]
+    for n, file in enumerate(files):
+        write_result(file, run(0.5, n))
+    assert main(["compare", "--latex", *map(str, files)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(r"% Needs \usepackage{booktabs}.")
+    assert printed.rstrip().endswith(r"\end{tabular}")
+    assert r"run\_1" in printed

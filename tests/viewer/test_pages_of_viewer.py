@@ -75,9 +75,9 @@ def addresses(text: str, path: str) -> list[str]:
 def test_the_table_shows_each_run_and_the_settings_that_differ(client: TestClient) -> None:
     text = page(client, "/")
     assert addresses(text, "/run") == ["/run?run=one", "/run?run=two"]
-    assert ">trainer.learning_rate</th>" in text
+    assert ">trainer.learning_rate</a></th>" in text
     assert re.findall(r'<td class="setting">([^<]*)</td>', text) == ["1e-4", "5e-5"]
-    assert ">seed</th>" not in text, "both have the same"
+    assert 'data-sort="seed"' in text, "in a column of its own, not among the settings"
     assert text.count("finished</span>") == 2
     assert text.count("6 of 6") == 2
 
@@ -263,7 +263,8 @@ def test_static_files_and_pages_say_what_they_may_load(client: TestClient) -> No
     assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
     assert policy in html.unescape(reply.text), "the page says the same"
     loaded = re.findall(r'(?:src|<link rel="stylesheet" href)="([^"]*)"', reply.text)
-    assert set(loaded) == {"/static/viewer.css", "/static/viewer.js"}
+    own = ("viewer.css", "viewer.js", "saved_chart.js")
+    assert set(loaded) == {f"/static/{name}" for name in own}
     for address in loaded:
         assert client.get(address).status_code == 200
 

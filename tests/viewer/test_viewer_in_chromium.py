@@ -228,6 +228,41 @@ def test_on_a_narrow_screen_the_controls_of_charts_lie_beside_each_other(
     context.close()
 
 
+def test_groups_have_a_band_and_their_chart_is_saved(page: Page, tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        run = tmp_path / "runs" / f"run{seed}"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(f"seed: {seed}\n")
+        rows = ({"step": n, "reward/mean": n + seed} for n in range(9))
+        (run / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with served(tmp_path / "runs") as address:
+        page.goto(f"{address}/runs")
+        chart = page.locator('figure[data-metric="reward/mean"]').first
+        expect(chart.locator("canvas")).to_be_visible()
+        page.get_by_label("Curves of run0").uncheck()
+        page.get_by_label("Lines").select_option("true")  # ticks whole groups
+        expect(page.locator("#groups")).to_have_text("all: 3 runs")
+        expect(page.locator("#groups-note")).to_be_visible()
+        page.locator("a.sort", has_text="Seed").click()
+        page.wait_for_url("**/runs?groups=true&sort=seed")
+        expect(page.locator('th[aria-sort="ascending"]')).to_have_text("Seed")
+        page.locator("a.sort", has_text="Seed").click()
+        page.wait_for_url("**/runs?groups=true&sort=-seed")
+        expect(page.locator("#run-table tbody tr").first).to_contain_text("run2")
+        saved = {}
+        for kind in ("svg", "png"):
+            with page.expect_download() as download:
+                chart.locator(f"[data-save={kind}]").click()
+            saved[kind] = Path(download.value.path()).read_bytes()
+        page.goto("about:blank")
+    assert saved["png"].startswith(b"\x89PNG")
+    svg = saved["svg"].decode()
+    for text in ("reward/mean", "optimizer step", "all: 3 runs", "Bands: Student's 95 % interval"):
+        assert f">{text}" in svg
+    assert svg.count('fill-opacity="0.18"') == 1
+    assert 'width="100%" height="100%" fill="#ffffff"' in svg
+
+
 def test_any_metric_is_found_and_drawn(page: Page, address: str) -> None:
     page.goto(f"{address}/run?run=one")
     page.get_by_label("Find a metric").fill("grad_norm")

@@ -1,4 +1,4 @@
-"""A table of figures or words, and its forms for a terminal and for Markdown.
+"""A table of figures or words, and its forms for a terminal, for Markdown and for LaTeX.
 
 ``tables.py`` and ``comparison_tables.py`` fill it; the web pages render the same tables with their
 own templates.
@@ -108,6 +108,39 @@ def to_markdown(table: FigureTable) -> str:
         lines.append("| " + " | ".join((f"**{label}**" if row.is_head else label, *cells)) + " |")
     note = f"\n\n{escaped(table.note)}" if table.note else ""
     return "\n".join(lines) + note
+
+
+def to_latex(table: FigureTable) -> str:
+    """The table as a LaTeX ``tabular`` of the package booktabs; the note is a comment."""
+    side = "l" if table.has_words else "r"
+    rows = [[row.label, *(f"{c.text} {c.detail}".strip() for c in row.cells)] for row in table.rows]
+    head, *body = (
+        " & ".join(map(_latex, cells)) + r" \\" for cells in [[table.label, *table.columns], *rows]
+    )
+    # A line break takes a bracket or a star at the start of the next row for its own argument.
+    body = [f"{{}}{line}" if line.startswith(("[", "*")) else line for line in body]
+    return "\n".join(
+        (
+            r"% Needs \usepackage{booktabs}.",
+            *([f"% {' '.join(table.note.split())}"] if table.note else []),
+            rf"\begin{{tabular}}{{l{side * len(table.columns)}}}",
+            *(r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"),
+        )
+    )
+
+
+_LATEX = {
+    **{mark: f"\\{mark}" for mark in "{}$&#_%"},
+    **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
+    **{"±": r"$\pm$", "→": r"$\rightarrow$", "–": "--", "−": "$-$", "…": r"\dots{}"},
+}
+
+
+def _latex(text: str) -> str:
+    """Any text as LaTeX on one line; control characters become spaces."""
+    words = "".join(mark if mark.isprintable() else " " for mark in text).split()
+    return "".join(_LATEX.get(mark, mark) for mark in " ".join(words))
 
 
 def escaped(text: str) -> str:

@@ -16,9 +16,33 @@
     return all(".choose-run:checked").map((box) => box.value);
   }
 
+  const hasGroups = () => Boolean(controls.groups && controls.groups.value);
+
+  // A run keeps its colour when the table is sorted. The runs of a group share one.
   function runColour(run) {
-    const boxes = all(".choose-run").map((box) => box.value);
-    return colours[Math.max(0, boxes.indexOf(run)) % colours.length];
+    const box = all(".choose-run").find((box) => box.value === run);
+    const number = box ? (hasGroups() ? box.dataset.group : box.dataset.number) : 0;
+    return colours[number % colours.length];
+  }
+
+  function drawLegend(charts) {
+    const lines = hasGroups() ? charts.flatMap((chart) => chart ? chart.lines : []) : [];
+    const groups = new Map(lines.map((line) => [line.name, line]));
+    document.getElementById("groups-note").hidden = groups.size === 0;
+    document.getElementById("groups").replaceChildren(...[...groups.values()].map((line) => {
+      const item = document.createElement("li"), swatch = document.createElement("span");
+      swatch.className = "swatch";
+      swatch.style.background = runColour(line.members[0]);
+      item.append(swatch, line.name + ": " + forageCharts.runsText(line));
+      return item;
+    }));
+  }
+
+  function setAddress(name, value) {
+    const url = new URL(location.href);
+    if (value) url.searchParams.set(name, value);
+    else url.searchParams.delete(name);
+    history.replaceState(null, "", url);
   }
 
   function shownCharts() {
@@ -29,7 +53,7 @@
   function drawMetric(figure, chart) {
     figure.classList.toggle("empty", !chart);
     if (!chart) return forageCharts.remove(figure);
-    if (section.dataset.runs === "chosen") chart.lines.forEach((line) => { line.colour = runColour(line.name); });
+    if (section.dataset.runs === "chosen") chart.lines.forEach((line) => { line.colour = runColour(line.members ? line.members[0] : line.name); });
     forageCharts.draw(figure, chart);
     const names = chart.lines.map((line) => line.name).join(", ");
     figure.querySelector(".plot").setAttribute("aria-label", figure.dataset.metric + " of " + names);
@@ -42,13 +66,14 @@
     isLoading = true;
     try {
       const figures = shownCharts(), runs = chosenRuns();
-      const query = new URLSearchParams({ smoothing: controls.smoothing.value, log: controls.log.checked });
+      const query = new URLSearchParams({ smoothing: controls.smoothing.value, log: controls.log.checked, groups: hasGroups() });
       runs.forEach((run) => query.append("run", run));
       new Set(figures.map((figure) => figure.dataset.metric)).forEach((name) => query.append("metric", name));
       const reply = figures.length && runs.length ? await fetch("/curves.json?" + query) : null;
       if (reply === null || reply.ok) {
         const charts = reply === null ? {} : await reply.json();
         figures.forEach((figure) => drawMetric(figure, charts[figure.dataset.metric]));
+        drawLegend(Object.values(charts));
       }
     } finally {
       isLoading = false;
@@ -83,6 +108,28 @@
     controls.metric.addEventListener("input", filterCharts);
     controls.smoothing.addEventListener("input", refreshCurves);
     controls.log.addEventListener("change", refreshCurves);
+    if (controls.groups) {
+      controls.groups.value = new URLSearchParams(location.search).get("groups") === "true" ? "true" : "";
+      controls.groups.addEventListener("change", () => {
+        setAddress("groups", controls.groups.value);
+        const ticked = new Set(all(".choose-run:checked").map((box) => box.dataset.group));
+        if (hasGroups()) all(".choose-run:enabled").forEach((box) => { box.checked ||= ticked.has(box.dataset.group); });
+        colourRuns();
+        refreshCurves();
+      });
+    }
+    document.addEventListener("click", async (event) => {
+      const link = event.target.closest("a.sort");
+      if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault(); // the ticks stay
+      setAddress("sort", link.dataset.sort);
+      document.querySelector("input[name=sort]").value = link.dataset.sort;
+      link.blur();
+      await refreshParts();
+      const column = link.dataset.sort.replace(/^-/, "");
+      const next = all("a.sort").find((other) => other.dataset.sort.replace(/^-/, "") === column);
+      if (next) next.focus();
+    });
     all("details.metric-section", section).forEach(
       (part) => part.addEventListener("toggle", refreshCurves));
     document.addEventListener("change", (event) => {

@@ -39,6 +39,20 @@ const forageCharts = (() => {
     box.style.right = isRight ? (u.over.clientWidth - left + 12) + "px" : "";
   }
 
+  // How many runs a group's line stands for; a single run has no band.
+  function runsText(line) {
+    const num = line.members.length;
+    return num === 1 ? "1 run, no band" : num + " runs";
+  }
+
+  // The band and the number of runs of a group's line at a step.
+  function bandText(line, step) {
+    const at = line.x.indexOf(step), count = line.counts[at];
+    const band = line.low && line.low[at] !== null
+      ? " (" + valueText(line.low[at]) + " to " + valueText(line.high[at]) + ")" : "";
+    return band + ", " + count + (count === 1 ? " run" : " runs");
+  }
+
   function stepTip(chart) {
     let box, lines, values;
     return { hooks: {
@@ -55,7 +69,8 @@ const forageCharts = (() => {
           const value = values[number + 1][idx];
           if (value === null || value === undefined) return;
           const text = value === chart.zero ? "0" : valueText(value);
-          rows.push(chart.lines.length > 1 ? line.name + ": " + text : text);
+          if (line.members) rows.push(text + bandText(line, values[0][idx]) + ": " + line.name); // may be long
+          else rows.push(chart.lines.length > 1 ? line.name + ": " + text : text);
         });
         showTip(u, box, rows, left);
       },
@@ -67,10 +82,21 @@ const forageCharts = (() => {
     return { stroke: () => css("--soft"), grid: line, ticks: line, font: FONT, labelFont: FONT, labelSize: 18, labelGap: 2, ...more };
   }
 
+  // The range of the lines. A band may extend it by the range on either side, and is cut off beyond:
+  // that of two runs is 12.7 times as wide as the runs are apart.
+  function capped(u, low, high) {
+    const lines = u.series.slice(1).filter((one) => !one.isEdge && one.min <= one.max);
+    if (!lines.length) return [low, high];
+    const first = Math.min(...lines.map((one) => one.min)), last = Math.max(...lines.map((one) => one.max));
+    const room = last - first || Math.abs(last) || 1;
+    return [Math.max(low, first - room), Math.min(high, last + room)];
+  }
+
   // By default, a curve of zeros would get an axis from 0 to 100.
   function valueRange(chart) {
     return (u, low, high) => {
       if (low === null) return [null, null]; // the zoomed part is empty
+      [low, high] = capped(u, low, high);
       if (chart.zero !== null) return uPlot.rangeLog(low, high, 10, true);
       const [first, last] = low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true);
       return [chart.range[0] ?? first, chart.range[1] ?? last];
@@ -94,14 +120,25 @@ const forageCharts = (() => {
       if (chart.stacked) return [{ ...thick, width: 0.6, stroke: () => css("--panel"), fill: () => colourOf(line) }];
       const thin = { label: line.name + " (each step)", spanGaps: true, width: 1,
         stroke: () => colourOf(line) + "61", points: { show: false } };
-      return line.drawn === null ? [thick] : [thick, thin];
+      const edge = { ...thin, label: "", spanGaps: false, width: 0, isEdge: true };
+      return [thick, ...(line.drawn === null ? [] : [thin]), ...(line.low ? [edge, edge] : [])];
+    });
+  }
+
+  // uPlot fills between the upper and the lower edge: the last two series of a line with a band.
+  function bandsOf(chart) {
+    let last = 0;
+    return ordered(chart).flatMap((line) => {
+      last += chart.stacked ? 1 : 1 + (line.drawn !== null) + (line.low ? 2 : 0);
+      return line.low ? [{ series: [last, last - 1], fill: () => colourOf(line) + "2e" }] : [];
     });
   }
 
   function tablesOf(chart) {
     return uPlot.join(ordered(chart).map((line) => {
       const top = line.drawn ?? line.values;
-      return chart.stacked || line.drawn === null ? [line.x, top] : [line.x, top, line.values];
+      if (chart.stacked) return [line.x, top];
+      return [line.x, top, ...(line.drawn === null ? [] : [line.values]), ...(line.low ? [line.low, line.high] : [])];
     }));
   }
 
@@ -116,6 +153,7 @@ const forageCharts = (() => {
         axis({ size: 56, values: (u, ticks) => ticks.map((tick) => tick === chart.zero ? "0" : tickText(tick)) }),
       ],
       series: [{ label: chart.x_label }, ...seriesOf(chart)],
+      bands: bandsOf(chart),
       plugins: [stepTip(chart)],
     }, tablesOf(chart), place);
   }
@@ -196,7 +234,7 @@ const forageCharts = (() => {
     const id = figure.dataset.id, make = chart.rows ? intervalPlot : stepPlot;
     const known = drawn.get(id);
     const key = JSON.stringify(chart.rows ? chart : [chart.zero !== null, chart.lines.map(
-      (line) => [line.name, line.style, line.colour, line.drawn === null])]);
+      (line) => [line.name, line.style, line.colour, line.drawn === null, !line.low])]);
     if (known && known.key === key && !chart.rows) {
       if (!figure.contains(known.place)) figure.querySelector(".plot").replaceWith(known.place);
       const steps = known.plot.data[0], shown = known.plot.scales.x;
@@ -227,5 +265,5 @@ const forageCharts = (() => {
   matchMedia("(prefers-color-scheme: dark)").addEventListener(
     "change", () => drawn.forEach(({ plot }) => plot.redraw()));
   drawAll();
-  return { draw, drawAll, remove, valueText, count: () => drawn.size };
+  return { draw, drawAll, remove, valueText, runsText, colourOf, drawnIn: (figure) => drawn.get(figure.dataset.id), count: () => drawn.size };
 })();
