@@ -65,11 +65,13 @@ LINE_BUDGETS = {
     # A citation, which the environment's episode carries to its reader (types.py).
     # Progress in the log where there is no terminal (progress.py). The results of an episode's
     # calls (types.py), and the sequences that a teacher reads (batch.py).
-    "": 2_802,
+    # Columns that ranks have filled in (batch.py).
+    "": 2_808,
     # Estimators and losses of the user's own (own_kind.py, loss.py); columns that only one
     # estimator or loss reads came here from training. Token losses, a file each
     # (observations_loss.py, distill_loss.py, hindsight_loss.py).
-    "algorithms": 3_046,
+    # Micro-batches are chosen by heap and tree, in time that is not quadratic (packing.py).
+    "algorithms": 3_059,
     # SGLang's servers start as vLLM's do (server_start.py, sglang_start.py).
     "cluster": 1_227,
     # forage questions (questions_command.py), a question writer as a target of forage sft, and
@@ -83,7 +85,8 @@ LINE_BUDGETS = {
     # The lessons of a question writer (warm_start_config.py). Results that a policy may ask for
     # (search_config.py). The union of token losses (algorithm_config.py).
     # SGLang servers that Forage starts, and keys that it would not send (server_config.py).
-    "config": 3_736,
+    # A run may insist on NCCL (server_config.py).
+    "config": 3_743,
     # The simpler questions of a multi-hop question, in its row or its metadata (fields.py).
     # Workbooks, slides, books, mail, and tables as people save them (spreadsheets.py, epub.py).
     # Which documents an index was made of, so that updates skip them (file_records.py).
@@ -102,7 +105,8 @@ LINE_BUDGETS = {
     # Groups of runs with their seeds (seed_groups.py), and gold passages found whole.
     # Groups of runs by setting, which the viewer shares (setting_groups.py); tables as LaTeX.
     "evaluation": 3_544,
-    "models": 525,
+    # The parameters of experts that a token does not use (experts.py).
+    "models": 534,
     # The memory and the download of a teacher.
     # The memory that SGLang takes of shared GPUs, and where its command is (plan.py).
     "plan": 1_955,
@@ -121,11 +125,14 @@ LINE_BUDGETS = {
     # search for one step after the other (demonstrator.py), and decoding scores eight dimensions of
     # a key at once (slot_attend.py).
     # Demonstrations of a policy that may search once (demonstrator.py).
-    "rollout": 7_050,
+    # Why NCCL cannot send weights (sender_group.py, weight_transports.py).
+    "rollout": 7_071,
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
     # The teachers of token losses, and their comparison with the policy (token_streams.py).
-    "training": 8_209,
+    # Messages of linear size (messages.py), locks of blocks (weight_files.py), checksums at once
+    # (checkpoint_manifest.py), and files that transformers converts, read in parts (converted.py).
+    "training": 8_448,
     # The page of candidate questions, and their review (candidate_pages.py). Citations in the chat.
     # Curves of groups with bands (group_curves.py), held-out EM (held_out.py), and tables of runs
     # and groups that are sorted and saved (run_tables.py).
