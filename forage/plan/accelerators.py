@@ -1,5 +1,7 @@
 """Hardware by name: ``4x8xH100-80GB`` is four machines of eight GPUs of 80 GB.
 
+``8xH100-80GB/1024GB`` also says how much main memory each machine has.
+
 The figures of each GPU are its maker's: arithmetic in bfloat16 without sparsity, accumulated in
 float32; arithmetic in float32 (not TF32, which torch leaves off); and memory bandwidth. A memory of
 80 GB counts as 80e9 bytes; the rest (an H100 has 85.5e9) is left for the CUDA context and for
@@ -46,7 +48,9 @@ ACCELERATORS = {
 }
 """The GPUs that plans support, by name and memory."""
 
-_SPELLING = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<name>[a-z]\w*(?:-\w+)?)", re.I)
+_SPELLING = re.compile(
+    r"(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<name>[a-z]\w*(?:-\w+)?)(?:/(?P<host>\d+)GB)?", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class Hardware:
     gpus_per_node: int
     name: str
     gpu: Accelerator
+    host_gb: int | None = None
+    """The main memory of each machine, if it is known."""
 
     @property
     def num_gpus(self) -> int:
@@ -72,11 +78,12 @@ class Hardware:
             f"{self.gpu.teraflops:,g} Tflop/s in bfloat16, {self.gpu.float32_teraflops:g} in "
             f"float32, {self.gpu.terabytes_per_s:g} TB/s"
         )
-        return f"{machines} of {self.gpus_per_node} x {self.name}: {gpu}"
+        host = "" if self.host_gb is None else f", {self.host_gb:,} GB of main memory"
+        return f"{machines} of {self.gpus_per_node} x {self.name}: {gpu}{host}"
 
 
 def parse_hardware(text: str) -> Hardware:
-    """Reads ``[MACHINESx]GPUSxNAME[-MEMORY]``; raises ``UserError`` with the known names.
+    """Reads ``[MACHINESx]GPUSxNAME[-MEMORY][/HOSTGB]``; raises ``UserError`` with known names.
 
     >>> parse_hardware("2x8xh200").num_gpus
     16
@@ -86,7 +93,8 @@ def parse_hardware(text: str) -> Hardware:
     if match is None:
         raise UserError(
             f"--hardware is {text!r}: write [MACHINESx]GPUSxNAME, such as 8xH100-80GB or "
-            f"4x8xH100-80GB; known GPUs: {known}"
+            "4x8xH100-80GB, and if you like the main memory of each machine, 8xH100-80GB/1024GB; "
+            f"known GPUs: {known}"
         )
     num_nodes, gpus_per_node = int(match["nodes"] or 1), int(match["gpus"])
     if not num_nodes or not gpus_per_node:
@@ -101,4 +109,5 @@ def parse_hardware(text: str) -> Hardware:
         raise UserError(
             f"--hardware names {match['name']!r}, which comes as {' and '.join(names)}; name one"
         )
-    return Hardware(num_nodes, gpus_per_node, names[0], ACCELERATORS[names[0]])
+    host_gb = int(match["host"]) if match["host"] else None
+    return Hardware(num_nodes, gpus_per_node, names[0], ACCELERATORS[names[0]], host_gb)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
+from forage.plan.accelerators import Hardware
 from forage.plan.duration import assumptions
 from forage.plan.fitting import Fit
 from forage.plan.plan import Plan
@@ -125,11 +126,26 @@ def _on_hardware(plan: Plan) -> Iterator[str]:
         return
     yield verdict.hardware.describe()
     memory = verdict.changed_memory or verdict.memory
-    if host := memory.host_bytes_per_node:
-        yield f"each machine also needs {_gb(host)} of main memory; this is not checked"
+    if memory.host_bytes_per_node:
+        yield _in_main_memory(memory.host_bytes_per_node, verdict.hardware)
     for refusal in verdict.config.placement.not_yet():
         yield f"training refuses this recipe: {refusal}"
     yield from _fit(verdict)
+
+
+def _in_main_memory(num_bytes: int, hardware: Hardware) -> str:
+    if hardware.host_gb is None:
+        name = f"{hardware.gpus_per_node}x{hardware.name}/1024GB"
+        return (
+            f"each machine also needs {_gb(num_bytes)} of main memory; to check this, add what "
+            f"yours has to --hardware, for example {name}"
+        )
+    if num_bytes > 1e9 * hardware.host_gb:
+        return (
+            f"DOES NOT FIT: {_gb(num_bytes)} of main memory on each machine, which has "
+            f"{hardware.host_gb:,} GB"
+        )
+    return f"{_gb(num_bytes)} of {hardware.host_gb:,} GB of main memory on each machine"
 
 
 def _fit(verdict: Fit) -> Iterator[str]:

@@ -37,6 +37,13 @@ def test_the_page_says_how_many_machines_it_took_the_gpus_to_be_in() -> None:
     assert parse_hardware("2x8xH100").describe().startswith("2 machines of 8 x H100-80GB: ")
 
 
+def test_the_main_memory_of_a_machine_may_be_named() -> None:
+    hardware = parse_hardware("2x8xH100-80GB/1024GB")
+    assert (hardware.num_nodes, hardware.name, hardware.host_gb) == (2, "H100-80GB", 1024)
+    assert hardware.describe().endswith(", 1,024 GB of main memory")
+    assert parse_hardware("8xH100").host_gb is None
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -46,6 +53,7 @@ def test_the_page_says_how_many_machines_it_took_the_gpus_to_be_in() -> None:
         ("8xA100", "comes as A100-40GB and A100-80GB; name one"),
         ("0x8xH100", "at least one machine and one GPU"),
         ("", "write [MACHINESx]GPUSxNAME"),
+        ("8xH100/much", "write [MACHINESx]GPUSxNAME"),
     ],
 )
 def test_what_is_not_known_is_an_error_that_says_what_is(text: str, said: str) -> None:

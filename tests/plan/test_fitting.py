@@ -176,6 +176,18 @@ def test_the_page_says_whether_it_fits_and_leaves_this_machine_out() -> None:
     assert f"each machine also needs {host:,.2f} GB of main memory" in page, "then, not now"
 
 
+def test_main_memory_that_is_named_is_checked() -> None:
+    plan = plan_of("search-r1-grpo-32b.yaml", "4x8xH100")
+    assert plan.memory is not None
+    needed = plan.memory.host_bytes_per_node
+    for gigabytes in (needed // 10**9, needed // 10**9 + 1):
+        page = said(plan_of("search-r1-grpo-32b.yaml", f"4x8xH100/{gigabytes}GB"))
+        is_enough = gigabytes * 10**9 >= needed
+        assert (f"of {gigabytes:,} GB of main memory on each machine" in page) == is_enough
+        too_small = f"DOES NOT FIT: {needed / 1e9:,.2f} GB of main memory on each machine"
+        assert (too_small in page) == (not is_enough)
+
+
 def test_the_page_says_what_places_the_recipe_there_and_what_training_refuses() -> None:
     page = said(plan_of("search-r1-ppo-v0.2.yaml", "1xH100", "model.lora={}"))
     assert "placed there with: placement.gpus_per_node=1 placement.trainer.num_ranks=1" in page
