@@ -81,7 +81,8 @@ LINE_BUDGETS = {
     # file writes questions, and a local writer fits into memory (questions_command.py). The time
     # that an agent's questions take is reported, and not planned with (real_budget.py).
     # Tables as LaTeX (compare_command.py).
-    "commands": 6_051,
+    # Questions set apart for a warm start (real_command.py).
+    "commands": 6_087,
     # The lessons of a question writer (warm_start_config.py). Results that a policy may ask for
     # (search_config.py). The union of token losses (algorithm_config.py).
     # SGLang servers that Forage starts, and keys that it would not send (server_config.py).

@@ -53,8 +53,9 @@ LOG = logging.getLogger(__name__)
 class WholeRun:
     """What a run starts from. ``tree`` is its recipe, without the address of the search service.
 
-    ``serve`` replaces the command that serves ``index``; ``port`` 0 means any free port. Training
-    has ``rounds`` rounds. For each but the first, ``propose`` writes the questions to a folder,
+    ``serve`` replaces the command that serves ``index``; ``port`` 0 means any free port. The warm
+    start demonstrates the questions of ``shown``, by default those of training. Training has
+    ``rounds`` rounds. For each but the first, ``propose`` writes the questions to a folder,
     given the episodes of all earlier rounds.
     """
 
@@ -66,6 +67,7 @@ class WholeRun:
     minutes: float
     port: int = 0
     serve: tuple[str, ...] | None = None
+    shown: Path | None = None
     rounds: int = 1
     propose: Callable[[Sequence[Path], Path], object] | None = None
 
@@ -80,7 +82,9 @@ class WholeRun:
             console.print(f"Search service: {server.url} (log: {log})")
             config = self._config(server.url, notes)
             with notes.phase("warm start"):
-                made(out / "models" / "warm", partial(run_sft, config))
+                shown = [] if self.shown is None else [f"data.train={self.shown}"]
+                taught = with_overrides(config, shown)
+                made(out / "models" / "warm", partial(run_sft, taught))
             config = _with_questions(config, self.minutes, notes)
             warm, trained = (
                 with_model(config, out / "models" / name) for name in ("warm", "trained")

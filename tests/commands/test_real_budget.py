@@ -2,13 +2,17 @@
 
 import doctest
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from rich.console import Console
 
-from forage.commands import real_budget, real_command
+from forage.commands import real_budget, real_command, whole_run
 from forage.commands.cli import main
 from forage.commands.real_budget import (
     Rates,
@@ -21,7 +25,8 @@ from forage.commands.real_budget import (
     slowdown,
 )
 from forage.commands.real_command import RealSettings
-from forage.config.run_config import build_config
+from forage.commands.whole_run import WholeRun
+from forage.config.run_config import RunConfig, build_config
 from forage.data.questions import read_questions
 from forage.errors import UserError
 
@@ -138,8 +143,14 @@ def test_a_gpu_decodes_all_slots_in_one_pass(device: str, tile_rows: int) -> Non
 def test_the_questions_of_several_hops_come_with_the_passages_they_need(tmp_path: Path) -> None:
     settings = RealSettings(out=tmp_path, hops=True)
     real_command._lay_out(settings)
-    train, dev = (read_questions(tmp_path / "data" / f"{name}.jsonl") for name in ("train", "dev"))
-    assert (len(train), len(dev)) == (700, 282)
+    shown, trained, dev = (
+        read_questions(tmp_path / "data" / f"{name}.jsonl") for name in ("shown", "train", "dev")
+    )
+    # A model remembers the answers of demonstrated questions, so it is trained on others.
+    train = [*shown, *trained]
+    assert {question.id for question in shown}.isdisjoint({each.id for each in trained})
+    assert all(question.hop_questions for question in shown)
+    assert (len(shown), len(trained), len(dev)) == (300, 400, 282)
     assert sum(bool(question.hop_questions) for question in train) == 600
     lines = (tmp_path / "data" / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     ids = {json.loads(line)["id"] for line in lines}
@@ -151,6 +162,31 @@ def test_the_questions_of_several_hops_come_with_the_passages_they_need(tmp_path
     config = build_config(real_command._tree(settings, Path("base")), settings.recipe)
     assert config.environment.max_turns >= max(len(each.hop_questions) for each in train)
     assert RealSettings().recipe == "real.yaml"
+
+
+def test_the_warm_start_demonstrates_the_questions_set_apart_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught: list[RunConfig] = []
+
+    def stop(config: RunConfig, _: Path) -> None:
+        taught.append(config)
+        raise UserError("seen")
+
+    @contextmanager
+    def serving(*_: object, **__: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(url="http://127.0.0.1:9", port=9)
+
+    monkeypatch.setattr(whole_run, "ServerProcess", serving)
+    monkeypatch.setattr(whole_run, "run_sft", stop)
+    config = build_config({"model": {"path": "m"}, "data": {"train": "train.jsonl"}})
+    monkeypatch.setattr(WholeRun, "_config", lambda *_: config)
+    for shown in (None, tmp_path / "shown.jsonl"):
+        run = WholeRun(tmp_path, tmp_path, "hops.yaml", {}, (), 10, shown=shown)
+        notes = RunNotes.open(tmp_path / str(shown is None) / "real.json", {})
+        with pytest.raises(UserError, match="seen"):
+            run.play(notes, Console())
+    assert [each.data.train for each in taught] == [Path("train.jsonl"), tmp_path / "shown.jsonl"]
 
 
 def weights(folder: Path, num_bytes: int) -> Path:
