@@ -53,6 +53,11 @@ def limited(*arguments):
     limit()  # from now on it is as if another program had taken the rest
     return trainer
 
+if how == "seen":
+    # The limit counts addresses: also what each thread reserves for its stack and for malloc, and
+    # what kernels for this processor keep, none of which is planned.
+    free_memory = micro_batches.free_memory
+    micro_batches.free_memory = lambda device: free_memory(device) - 300_000_000
 if how == "unseen":
     micro_batches.free_memory = lambda device: 10**12
 if how == "before":
@@ -94,7 +99,7 @@ def run_limited(config: RunConfig, megabytes: int, how: str) -> subprocess.Compl
 def test_a_run_that_would_exceed_its_limit_learns_smaller_micro_batches(tmp_path: Path) -> None:
     """The plan was made once, before another program took the memory it relied on."""
     config = config_of(tmp_path / "run")
-    done = run_limited(config, 500, "seen")
+    done = run_limited(config, 1000, "seen")
     assert done.returncode == 0, done.stderr
     assert "memory is short" in done.stderr
     (row,) = read_metrics(config.output_dir)
@@ -104,7 +109,7 @@ def test_a_run_that_would_exceed_its_limit_learns_smaller_micro_batches(tmp_path
 
 def test_the_same_run_dies_where_nobody_looks(tmp_path: Path) -> None:
     """The control: without checking the free memory, this limit ends the run."""
-    done = run_limited(config_of(tmp_path / "run"), 500, "unseen")
+    done = run_limited(config_of(tmp_path / "run"), 1000, "unseen")
     assert done.returncode not in (0, 2)
     assert re.search("allocate memory|MemoryError", done.stderr), done.stderr
 
