@@ -79,7 +79,7 @@ def test_a_replay_is_resumed_with_the_episodes_that_it_began_with(tmp_path: Path
 
 
 def _of_the_updates(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without what only playing computes; a replay has no sampler for the sentinel to judge."""
+    """A row without what only playing computes; a replay has no sampler to judge."""
     counted = ("search/", "transcript/", "groups/rounds", "sentinel/")
     return {name: value for name, value in row.items() if not name.startswith(counted)}
 
