@@ -27,6 +27,7 @@ from forage.algorithms.packing import pack, uncredited
 from forage.batch import Credited
 from forage.config.run_config import RunConfig, build_config
 from forage.data.order import questions_of_run
+from forage.hardware import choose_matmul_kernel
 from forage.models import attention
 from forage.retrieval.client.client import SearchClient
 from forage.rewards.scoring import score_episode
@@ -117,6 +118,7 @@ def learn(
 
 def take_step(config: RunConfig) -> tuple[PreTrainedModel, dict[str, float]]:
     """Play, credit and learn; the engine shares the model's weights, so nothing is published."""
+    choose_matmul_kernel()  # kernels differ in their last bits, and the loop makes this choice
     model = load_policy(config.model, config.seed)
     attention.install(model)  # forward passes over packed sequences
     _, questions = questions_of_run(config)

@@ -9,9 +9,8 @@ from tests.test_imports import trees
 
 # Messages between our own processes, on pipes that no other process has.
 OWN_PICKLES = {
-    "forage/cluster/ray_ranks.py",
     "forage/retrieval/words/count_processes.py",
-    "forage/training/ranks/rank_processes.py",
+    "forage/training/ranks/messages.py",
 }
 
 

@@ -7,13 +7,12 @@ that neighbours, over which matrices are sharded, share a machine.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from forage.cluster.ray_actors import Actor, ActorLostError, OnRay, Reply, Spot, first_ready, shared
-from forage.training.ranks.messages import to_bytes
+from forage.training.ranks.messages import from_bytes, to_bytes
 from forage.training.ranks.rank_processes import (
     RankDiedError,
     RankPlace,
@@ -38,12 +37,12 @@ class RankActor(OnRay):
     def begin(self, place: RankPlace, make: bytes) -> bytes:
         def work() -> None:
             join_group(place)
-            self._made = pickle.loads(make)()
+            self._made = from_bytes(make)()
 
         return answer_of(work)
 
     def call(self, message: bytes) -> bytes:
-        method, arguments, named = pickle.loads(message)
+        method, arguments, named = from_bytes(message)
         return answer_of(method, self._made, *arguments, **named)
 
 

@@ -16,10 +16,15 @@ from torch import Tensor
 
 
 def to_bytes(message: object) -> bytes:
-    """The message as bytes for ``pickle.loads``, at a size that is linear in its elements."""
+    """The message as bytes, at a size that is linear in its elements."""
     written = io.BytesIO()
     _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(message)
     return written.getvalue()
+
+
+def from_bytes(message: bytes) -> Any:
+    """What ``to_bytes`` was given; only for messages of this run's own processes."""
+    return pickle.loads(message)
 
 
 class _Pickler(pickle.Pickler):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,7 +31,7 @@ from forage.hardware import (
     num_cores,
 )
 from forage.retrieval.serve.port import bind_port
-from forage.training.ranks.messages import to_bytes
+from forage.training.ranks.messages import from_bytes, to_bytes
 from forage.training.ranks.on_ranks import Called
 
 T = TypeVar("T")
@@ -190,7 +189,7 @@ def first_result(
             if answer is None:
                 end()
                 raise RankDiedError(f"rank {rank} has died")
-            is_right, value = pickle.loads(answer)
+            is_right, value = from_bytes(answer)
             if is_right:
                 first = value if rank == 0 else first
             elif isinstance(value, SHARED_ERRORS):
@@ -219,7 +218,7 @@ def _serve(driver: connection.Connection, make: Callable[[], object], place: Ran
 
         driver.send_bytes(answer_of(begin))
         while made:
-            method, arguments, named = pickle.loads(driver.recv_bytes())
+            method, arguments, named = from_bytes(driver.recv_bytes())
             driver.send_bytes(answer_of(method, made[0], *arguments, **named))
 
 

@@ -17,7 +17,6 @@ Ranks that differ only in sequence and matrix compute the same micro-batch.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -45,7 +44,7 @@ from forage.batch import Rows
 from forage.config.placement_config import TrainerPlacement
 from forage.models.attention_heads import attention_heads
 from forage.models.recurrence import recurrent_layers
-from forage.training.ranks.messages import to_bytes
+from forage.training.ranks.messages import from_bytes, to_bytes
 from forage.training.ranks.skeleton import materialize
 from forage.training.ranks.tensor_parallel import check_divisible, cut_block
 from forage.training.ranks.ulysses import SequenceRanks, check_heads, check_not_recurrent
@@ -227,7 +226,7 @@ class Ranks:
         dist.all_gather_object(parts, to_bytes(on_cpu), group=self.data_group)
         everything: dict[int, T] = {}
         for part in parts:
-            everything |= pickle.loads(part)
+            everything |= from_bytes(part)
         return [everything[index] for index in range(len(everything))]
 
 
