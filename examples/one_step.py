@@ -98,11 +98,9 @@ def learn(
 ) -> dict[str, float]:
     """Packs the episodes, sums the gradient of all micro-batches, and updates the weights once."""
     policy, total = TokenLogprobs(model), 0.0
-    optimizer = torch.optim.AdamW(
-        [weight for weight in model.parameters() if weight.requires_grad],
-        lr=config.trainer.learning_rate,
-        weight_decay=config.trainer.weight_decay,
-    )
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    rate, decay = config.trainer.learning_rate, config.trainer.weight_decay
+    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=decay)
     batch = pack(credited, config.trainer.max_tokens_per_micro_batch)
     for rows in batch.rows:
         logprobs_M, _ = policy(rows.packed, rows.is_sampled_N, config.rollout.temperature)
