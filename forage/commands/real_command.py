@@ -124,7 +124,7 @@ def run_real(settings: RealSettings) -> None:
         minutes,
         settings.port,
         serve,
-        shown if shown.exists() else None,
+        shown=shown if shown.exists() else None,
     )
     run.play(notes, console)
 
