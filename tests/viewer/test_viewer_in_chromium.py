@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from forage.episode_json import EpisodeRecord
 from forage.records import METRICS_FILE, write_records
@@ -261,6 +261,32 @@ def test_groups_have_a_band_and_their_chart_is_saved(page: Page, tmp_path: Path)
         assert f">{text}" in svg
     assert svg.count('fill-opacity="0.18"') == 1
     assert 'width="100%" height="100%" fill="#ffffff"' in svg
+
+
+def test_groups_chosen_while_curves_of_runs_are_on_their_way_are_drawn(
+    page: Page, tmp_path: Path
+) -> None:
+    for seed in (0, 1):
+        run = tmp_path / "runs" / f"run{seed}"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(f"seed: {seed}\n")
+        (run / METRICS_FILE).write_text('{"step": 0, "reward/mean": 1}\n')
+    held: list[Route] = []
+
+    def hold_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/curves.json?*", hold_first)
+    with served(tmp_path / "runs") as address:
+        with page.expect_request("**/curves.json?*"):
+            page.goto(f"{address}/runs")
+        page.get_by_label("Lines").select_option("true")
+        held[0].continue_()
+        expect(page.locator("#groups")).to_have_text("all: 2 runs")
+        page.goto("about:blank")
 
 
 def test_any_metric_is_found_and_drawn(page: Page, address: str) -> None:

@@ -25,9 +25,10 @@
     return colours[number % colours.length];
   }
 
+  // By what was answered: the choice may have changed since the curves were asked for.
   function drawLegend(charts) {
-    const lines = hasGroups() ? charts.flatMap((chart) => chart ? chart.lines : []) : [];
-    const groups = new Map(lines.map((line) => [line.name, line]));
+    const lines = charts.flatMap((chart) => chart ? chart.lines : []);
+    const groups = new Map(lines.filter((line) => line.members).map((line) => [line.name, line]));
     document.getElementById("groups-note").hidden = groups.size === 0;
     document.getElementById("groups").replaceChildren(...[...groups.values()].map((line) => {
       const item = document.createElement("li"), swatch = document.createElement("span");
