@@ -103,6 +103,13 @@ def questions_of_run(config: RunConfig) -> tuple[list[Question], StepQuestions]:
             f"{config.data.train} contains {len(questions)} questions, fewer than "
             f"trainer.questions_per_step ({num_own})"
         )
+    without = [question.id for question in questions if not question.gold_passage_ids]
+    if without and config.reward.needs("gold_found"):
+        raise UserError(
+            f"{len(without)} questions of {config.data.train} have no gold_passage_ids (the first "
+            f"is {without[0]!r}), so reward.weights.gold_found would always be 0 for them: add "
+            "the ids, or leave the weight out"
+        )
     num_spare = 0
     if dynamic is not None:
         num_spare = ceil(num_own * dynamic.oversampling) * (dynamic.max_rounds + 1)

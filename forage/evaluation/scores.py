@@ -14,6 +14,7 @@ from statistics import fmean
 
 from forage.algorithms.credit.pass_at_k import pass_at_k
 from forage.rewards.answers import normalize_answer
+from forage.rewards.shown import gold_recall
 from forage.types import Episode, Question, Status
 
 MEANS = ("em", "cover_em", "f1", "searches", "sampled_tokens", "seconds")
@@ -123,15 +124,6 @@ def part_of(episode: Episode, name: str) -> float:
     assert episode.reward is not None, f"the episode of {episode.question.id} has not been scored"
     assert name in episode.reward.parts, f"the reward of {episode.question.id} has no {name}"
     return episode.reward.parts[name]
-
-
-def gold_recall(episode: Episode) -> float | None:
-    """The share of the question's gold passages that were found; None if it has none."""
-    gold = set(episode.question.gold_passage_ids)
-    if not gold:
-        return None
-    seen = {passage_id for turn in episode.turns for passage_id in turn.passage_ids_K}
-    return len(gold & seen) / len(gold)
 
 
 def _failures(episode: Episode) -> tuple[str, ...]:

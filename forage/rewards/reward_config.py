@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from forage.rewards.answers import cover_match, exact_match, f1_score
 from forage.rewards.format import ProtocolName, is_format_valid
-from forage.rewards.shown import shows_an_answer
+from forage.rewards.shown import gold_recall, shows_an_answer
 from forage.settings import Frozen, OwnPath, written
 from forage.types import Episode
 
@@ -51,6 +51,10 @@ def _retrieved(episode: Episode, _: ProtocolName) -> float:
     return float(any(shows_an_answer(turn, golden_answers) for turn in episode.turns))
 
 
+def _gold_found(episode: Episode, _: ProtocolName) -> float:
+    return gold_recall(episode) or 0.0
+
+
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -71,6 +75,8 @@ class RewardWeights(Frozen):
     """Weight of a valid format."""
     retrieved: Annotated[Weight, Term(_retrieved, is_on_demand=True)] = 0.0
     """Weight of a golden answer in the retrieved passages."""
+    gold_found: Annotated[Weight, Term(_gold_found, is_on_demand=True)] = 0.0
+    """Weight of the share of the question's gold passages that searches returned, by their ids."""
     judge: Weight = 0.0
     """Weight of the judge's verdict."""
 

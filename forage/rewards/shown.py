@@ -1,7 +1,7 @@
-"""Checks whether the passages that a turn's search showed contain a golden answer.
+"""What an episode's searches showed: a golden answer in the passages, or gold passages by id.
 
-This is the only place where rewards read an observation: for ``scoring``'s retrieval term and the
-bonus of turn-level credit. The environment's text around passages is excluded.
+The first is the only reward that reads an observation: ``scoring``'s retrieval term and the bonus
+of turn-level credit. The environment's text around passages is excluded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from forage.rewards.answers import holds_answer
-from forage.types import Turn
+from forage.types import Episode, Turn
 
 # Passages are surrounded by tags or a chat message's markers, which they cannot contain. If these
 # were included, "Doc 1" would match the golden answer "1", and the next turn's header "assistant".
@@ -26,6 +26,15 @@ def shows_an_answer(turn: Turn, golden_answers: Sequence[str]) -> bool:
     if not turn.passage_ids_K:  # no search, or one that found nothing
         return False
     return holds_answer(_PASSAGE_HEAD.sub("", _body(turn.observation)), golden_answers)
+
+
+def gold_recall(episode: Episode) -> float | None:
+    """The share of the question's gold passages that were found; None if it has none."""
+    gold = set(episode.question.gold_passage_ids)
+    if not gold:
+        return None
+    seen = {passage_id for turn in episode.turns for passage_id in turn.passage_ids_K}
+    return len(gold & seen) / len(gold)
 
 
 def _body(observation: str) -> str:
