@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.config.data_config import DataConfig
+from forage.config.run_config import build_config
 from forage.data.order import (
     MIX_BLOCK,
     Difficulty,
     QuestionOrder,
     StepQuestions,
     measure_difficulty,
+    questions_of_run,
     training_questions,
 )
 from forage.data.questions import write_questions
@@ -260,6 +262,24 @@ def test_every_key_of_the_order_changes_what_is_asked(train: Path, measured: Pat
     mixed = tmp_path / "mixed.jsonl"
     write_questions(mixed, [*QUESTIONS, Question("p", "who?", ("x",), "popqa")])
     assert asked(DataConfig(train=mixed, weights={"nq": 0, "popqa": 1})) == ["p"]
+
+
+def test_a_reward_for_gold_passages_needs_questions_that_name_them(tmp_path: Path):
+    path = tmp_path / "train.jsonl"
+    named = [replace(question, gold_passage_ids=("p",)) for question in QUESTIONS]
+    config = build_config(
+        {
+            "model": {"path": "unread"},
+            "data": {"train": str(path)},
+            "trainer": {"questions_per_step": 4},
+            "reward": {"weights": {"gold_found": 0.5}},
+        }
+    )
+    write_questions(path, named)
+    assert questions_of_run(config)[0] == named
+    write_questions(path, [*named[:2], *QUESTIONS[2:]])
+    with pytest.raises(UserError, match=r"^2 questions of .* \(the first is 'q2'\).*gold_found"):
+        questions_of_run(config)
 
 
 def test_the_form_of_the_training_file_can_be_given(tmp_path: Path):

@@ -31,7 +31,9 @@ def make_episode(
     turns = tuple(make_turn(text, observation) for text in sampled)
     is_answered = bool(turns) and turns[-1].kind is ActionKind.ANSWER
     return Episode(
-        question=Question("q1", "Which river is Rome on?", golden, "test"),
+        question=Question(
+            "q1", "Which river is Rome on?", golden, "test", gold_passage_ids=("p1", "p2")
+        ),
         member=0,
         segments=(),
         turns=turns,

@@ -279,8 +279,8 @@ def test_turning_each_weight_adds_its_part_and_nothing_else(name: str):
     before = score_episode(episode, EVERYTHING)
     turned = EVERYTHING.weights.model_copy(update={name: getattr(EVERYTHING.weights, name) + 2.0})
     after = score_episode(episode, EVERYTHING.model_copy(update={"weights": turned}))
-    assert before.parts[name] > 0
-    assert after.value == pytest.approx(before.value + 2.0 * before.parts[name])
+    assert after.parts[name] > 0
+    assert after.value == pytest.approx(before.value + 2.0 * after.parts[name])
 
 
 @given(

@@ -1,5 +1,6 @@
 """A built-in term is a line in ``RewardWeights`` and its formula; nothing else needs to know it."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import pytest
@@ -59,6 +60,23 @@ def test_the_name_of_a_term_is_taken_for_functions_of_the_user():
 def test_every_weight_but_the_tables_and_the_judges_has_a_formula_and_a_recorded_part():
     weights = set(RewardWeights.model_fields) - {"table", "judge"}
     assert set(RewardWeights.terms()) == weights
-    asked_for = RewardConfig(weights=RewardWeights(retrieved=0.1))
+    asked_for = RewardConfig(weights=RewardWeights(retrieved=0.1, gold_found=0.1))
     assert set(rule_parts(ANSWERED, asked_for)) == weights | {"has_answer"}
     assert "retrieved" not in rule_parts(ANSWERED, RewardConfig()), "it reads the observations"
+
+
+@pytest.mark.parametrize(
+    ("episode", "share"),
+    [
+        (SEARCHED, 0.5),
+        (replace(SEARCHED, question=replace(SEARCHED.question, gold_passage_ids=())), 0.0),
+        (ANSWERED, 0.0),
+    ],
+    ids=["one of two", "a question without ids", "no search"],
+)
+def test_gold_passages_are_found_by_their_ids_whatever_they_say(episode: Episode, share: float):
+    config = RewardConfig.model_validate({"weights": {"gold_found": 0.5}})
+    silent = replace(episode, turns=tuple(replace(turn, observation="") for turn in episode.turns))
+    for each in (episode, silent):
+        reward = score_episode(each, config)
+        assert (reward.parts["gold_found"], reward.value) == (share, 1 + share / 2)
