@@ -1,4 +1,4 @@
-# make demo | real | test | test-slow | lint | format | docs | vllm | test-vllm | anchors | clean
+# make demo | real | test | test-slow | test-shapes | lint | format | docs | vllm | test-vllm | anchors | clean
 # Each target first makes .venv from the lock files if it is missing or out of date; a second run
 # installs nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`;
 # tests run in two processes, `make test JOBS=0` runs them in one (to see their output, say).
@@ -38,13 +38,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo real test test-slow lint docs format clean venv dev vllm test-vllm verifiers test-verifiers trackers test-trackers anchors floors test-floors newest test-newest lock
+.PHONY: help demo real test test-slow test-shapes lint docs format clean venv dev vllm test-vllm verifiers test-verifiers trackers test-trackers anchors floors test-floors newest test-newest lock
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
 	@echo "make real    a real language model learns to search real text: two hours, or MINUTES=20"
 	@echo "make test    the tests of every part: a quarter of an hour on two cores"
 	@echo "make test-slow  whole runs: learning, collapses, kills, Ray; as long again"
+	@echo "make test-shapes  a step of each recipe's ranks at full size, without its memory; in test-slow, too"
 	@echo "make lint    ruff and pyright"
 	@echo "make format  let ruff mend what it can"
 	@echo "make vllm    vLLM for CPUs in an environment of its own: 3 minutes, 3 GB"
@@ -76,13 +77,16 @@ FILES_WITH = $$(grep -rlE '$(1)' tests --include='test_*.py')
 # Whole runs: recipes and losses that learn, collapses, kills, Ray, real text, a wheel. The files that
 # take minutes come first, in this order, so that both processes end at the same time.
 LONGEST := $(addprefix tests/,test_collapse.py test_recipe_twins.py test_train_with_ray.py test_train_resume.py \
-  test_algorithms_in_runs.py test_train_faults.py test_train_ranks.py test_extras.py benchmarks/test_programs.py \
+  test_algorithms_in_runs.py shapes/test_shapes.py test_train_faults.py test_train_ranks.py test_extras.py benchmarks/test_programs.py \
   cluster/test_places.py cluster/test_two_machines.py commands/test_demo_command.py benchmarks/test_house.py \
   test_two_tools_learn.py test_train_real_model.py test_lora_runs.py)
 SLOW = $(shell grep -rlE 'mark\.slow' tests --include='test_*.py')
 test-slow: $(DEV)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  -m "slow and not (vllm or verifiers or trackers)" $(ARGS) $(LONGEST) $(filter-out $(LONGEST),$(SLOW))
+
+test-shapes: $(DEV)
+	@$(BIN)/python -m pytest tests/shapes $(ARGS)
 
 # One process: its tests share one server, which takes a minute to start and 3 GB.
 test-vllm: $(DEV)

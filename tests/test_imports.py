@@ -82,7 +82,8 @@ LINE_BUDGETS = {
     # that an agent's questions take is reported, and not planned with (real_budget.py).
     # Tables as LaTeX (compare_command.py).
     # Questions set apart for a warm start (real_command.py).
-    "commands": 6_087,
+    # The servers of a recipe may be SGLang's, too (recipe_doctor.py).
+    "commands": 6_116,
     # The lessons of a question writer (warm_start_config.py). Results that a policy may ask for
     # (search_config.py). The union of token losses (algorithm_config.py).
     # SGLang servers that Forage starts, and keys that it would not send (server_config.py).
@@ -130,7 +131,8 @@ LINE_BUDGETS = {
     # a key at once (slot_attend.py).
     # Demonstrations of a policy that may search once (demonstrator.py).
     # Why NCCL cannot send weights (sender_group.py, weight_transports.py).
-    "rollout": 7_071,
+    # What an SGLang server lacks is found before a run (sglang_probe.py).
+    "rollout": 7_187,
     # The rules about who may save a run when moved to savepoints.py, from two files above it. One
     # typed interface for trainers and their ranks (trainer.py, on_ranks.py) replaced names as text.
     # The teachers of token losses, and their comparison with the policy (token_streams.py).

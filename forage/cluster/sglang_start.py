@@ -11,9 +11,8 @@ from pathlib import Path
 
 from forage.config.run_config import RunConfig
 from forage.config.server_config import ServerPlacement
+from forage.rollout.engines.servers.sglang_probe import SPARE_TOKENS
 
-_SPARE_TOKENS = 8
-"""SGLang cuts a request 2 tokens before the end of its context, and refuses prompts 6 before it."""
 _SHARED_MEMORY = "0.8"
 """The share of a GPU for weights and cache, if the trainer's process is on it too."""
 
@@ -27,7 +26,7 @@ def sglang_command(config: RunConfig, engine: ServerPlacement, program: Path) ->
     """
     command = [str(program), "serve", "--model-path", config.model.path]
     command += ["--dtype", config.placement.dtype_of_servers(config.model)]
-    command += ["--context-length", str(config.environment.max_tokens + _SPARE_TOKENS)]
+    command += ["--context-length", str(config.environment.max_tokens + SPARE_TOKENS)]
     command += ["--tensor-parallel-size", str(engine.tensor_parallel)]
     command += ["--sampling-defaults", "openai"]  # none from the model's generation_config.json
     if config.model.device == "cpu":

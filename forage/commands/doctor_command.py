@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
@@ -28,6 +29,9 @@ from forage.commands.finding import Finding, Verdict, findings_table
 from forage.errors import DISTRIBUTION, UserError, install_command
 from forage.hardware import free_memory, num_cores
 from forage.retrieval.serve.port import bind_port
+
+if TYPE_CHECKING:
+    from forage.rollout.engines.servers.vllm_settings import Fault
 
 DEMO_MEMORY_GB = 4.0
 DEMO_DISK_GB = 1.0
@@ -63,8 +67,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "print one line for each recipe that ships with Forage"
     parser.add_argument("--recipes", action="store_true", help=text)
     text = (
-        "check a vLLM server for training, for example http://127.0.0.1:8000, and list what it "
-        "lacks"
+        "check a vLLM or SGLang server for training, for example http://127.0.0.1:8000, and list "
+        "what it lacks"
     )
     parser.add_argument("--server", type=_address, metavar="URL", help=text)
 
@@ -127,16 +131,24 @@ def check_recipes(
 
 def check_server(url: str, console: Console | None = None) -> bool:
     """Prints what a model server lacks for training; returns whether training can use it."""
+    console = console or Console()
+    name, faults = asyncio.run(_faults_of(url))
+    verdicts = {True: Verdict.FAILURE, False: Verdict.WARNING}
+    findings = [Finding(url, each.what, verdicts[each.is_fatal], each.remedy) for each in faults]
+    console.print(findings_table(findings or [Finding(url, f"{name} server ready for training")]))
+    return not any(fault.is_fatal for fault in faults)
+
+
+async def _faults_of(url: str) -> tuple[str, list[Fault]]:
+    """The kind of server at ``url``, and what it lacks for some recipe."""
+    from forage.rollout.engines.servers.sglang_probe import SglangNeeds, is_sglang, sglang_faults
     from forage.rollout.engines.servers.vllm_probe import find_faults
     from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 
-    console = console or Console()
+    if await is_sglang(url):
+        return "an SGLang", await sglang_faults(url, SglangNeeds())
     needs = ServerNeeds(has_receiver=True, num_alternatives=None, sleeps=None)
-    faults = asyncio.run(find_faults(url, needs))
-    verdicts = {True: Verdict.FAILURE, False: Verdict.WARNING}
-    findings = [Finding(url, each.what, verdicts[each.is_fatal], each.remedy) for each in faults]
-    console.print(findings_table(findings or [Finding(url, "a vLLM server ready for training")]))
-    return not any(fault.is_fatal for fault in faults)
+    return "a vLLM", await find_faults(url, needs)
 
 
 def run_doctor(console: Console | None = None) -> bool:

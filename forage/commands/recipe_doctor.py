@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forage.commands.finding import Finding, RecipeCheck, Verdict
 from forage.config.run_config import RunConfig, load_config
 from forage.config.search_config import SearchServer
+from forage.config.server_config import ServerPlacement
 from forage.config.shipped_recipes import commands_of, find_recipe, maker_of, recipes
 from forage.errors import UserError
 from forage.plan.fitting import smallest_fit
@@ -28,7 +30,12 @@ from forage.retrieval.store.manifest import MANIFEST_FILE
 from forage.training.model_size import measure, measure_others
 
 if TYPE_CHECKING:
-    from forage.rollout.engines.servers.vllm_settings import ServerNeeds
+    from transformers import PretrainedConfig
+
+    from forage.environment.codec import Codec
+    from forage.rollout.engines.servers.vllm_settings import Fault
+
+    FindFaults = Callable[[], Coroutine[Any, Any, list[Fault]]]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PROBE_S = 3.0
@@ -96,16 +103,13 @@ class RecipeDoctor:
             remedy = " && ".join([*fetched, serve])
             yield self._probe(("search", *search.urls), _probe_search(search), remedy)
         engine = config.placement.engine
-        if engine.kind == "vllm" and engine.urls:
-            wanted = _needs_of(config)
-            key = (config.model.path, replace(wanted, codec=None, model=None))
+        if isinstance(engine, ServerPlacement) and engine.urls:
+            codec, model = _tokenizer_and_shape(config)
             for url in engine.urls:
+                find, wanted = _faults_of(url, config, codec, model)
                 remedy = f"forage doctor --server {url}"
-                yield self._probe(("vllm", url), _probe_vllm(url, wanted), remedy, key)
-        elif engine.kind == "sglang":
-            for url in engine.urls:
-                probe = _probe_http(url, "/health")
-                yield self._probe(("sglang", url), probe, "start it: see docs/engines.md")
+                key = (config.model.path, wanted)
+                yield self._probe((engine.kind, url), _fatal(find), remedy, key)
         if config.model.endpoint is not None:
             url = config.model.endpoint.base_url
             probe = _probe_http(url, "/models")
@@ -214,12 +218,11 @@ async def _probe_search(search: SearchServer) -> str | None:
     return None
 
 
-def _needs_of(config: RunConfig) -> ServerNeeds:
-    """A recipe's requirements of its servers; fewer if its model is not on this machine."""
+def _tokenizer_and_shape(config: RunConfig) -> tuple[Codec | None, PretrainedConfig | None]:
+    """Those of the recipe's model; None if the model is not on this machine."""
     from transformers import AutoConfig
 
     from forage.environment.codec import Codec
-    from forage.rollout.engines.servers.vllm_settings import ServerNeeds
     from forage.training.tokenizer import load_tokenizer
 
     codec = model = None
@@ -230,15 +233,29 @@ def _needs_of(config: RunConfig) -> ServerNeeds:
     if model is not None or Path(config.model.path).is_dir():  # otherwise the hub is used
         with suppress(UserError):
             codec = Codec(load_tokenizer(config.model))
-    return ServerNeeds.of(config, codec, model)
+    return codec, model
 
 
-async def _probe_vllm(url: str, wanted: ServerNeeds) -> str | None:
+def _faults_of(
+    url: str, config: RunConfig, codec: Codec | None, model: PretrainedConfig | None
+) -> tuple[FindFaults, object]:
+    """A check of a server, and the requirements on which its result depends."""
+    if config.placement.engine.kind == "sglang":
+        from forage.rollout.engines.servers.sglang_probe import SglangNeeds, sglang_faults
+
+        wanted = SglangNeeds.of(config, codec)
+        return partial(sglang_faults, url, wanted), replace(wanted, codec=None)
     from forage.rollout.engines.servers.vllm_probe import find_faults
+    from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 
+    needs = ServerNeeds.of(config, codec, model)
+    return partial(find_faults, url, needs), replace(needs, codec=None, model=None)
+
+
+async def _fatal(find: FindFaults) -> str | None:
     try:
         async with asyncio.timeout(10 * _PROBE_S):  # the server's description takes seconds
-            faults = await find_faults(url, wanted)
+            faults = await find()
     except TimeoutError:
         return f"does not answer within {10 * _PROBE_S:g} s"
     return "; ".join(fault.what for fault in faults if fault.is_fatal) or None

@@ -48,12 +48,19 @@ FIELDS: dict[str, set[str]] = {
     "/end_weight_update": set(),
     "/update_weights_from_distributed": {"names", "dtypes", "shapes", "group_name", "flush_cache"},
     "/update_weight_version": {"new_version", "abort_all_requests"},
+    "/v1/detokenize": {"tokens", "skip_special_tokens"},
 }
 """The routes that take a body, and those of their fields that Forage may send.
 
 Read in ``srt/entrypoints/http_server.py`` and ``srt/managers/io_struct.py`` of
 https://pypi.org/project/sglang/0.5.23/; "/flush_cache" has only a query.
 """
+
+SERVER_INFO: dict[str, Any] = {
+    **{"version": "0.5.23", "tp_size": 1, "pp_size": 1, "max_req_input_len": 1 << 20},
+    **{"enable_memory_saver": True, "skip_tokenizer_init": False},
+}
+"""What a server tells of itself, as far as Forage reads it (``srt/utils/common.py``)."""
 
 Reply = tuple[bool, Any]
 Work = Callable[[dict[str, Any]], Reply]
@@ -201,9 +208,11 @@ class Server:
                 return web.Response(status=503 if self._is_paused else 200)
             case "/server_info":
                 await self._schedule(lambda _: (True, ""), body)
-                return web.json_response({"tp_size": 1, "pp_size": self._faults.stages})
+                return web.json_response(SERVER_INFO | {"pp_size": self._faults.stages})
             case "/model_info":
                 return web.json_response({"weight_version": self._version})
+            case "/v1/detokenize":  # it has no tokenizer
+                return web.json_response({"detail": "Not Found"}, status=404)
             case "/update_weight_version":
                 # By default it would end turns in flight.
                 assert body["abort_all_requests"] is False

@@ -7,7 +7,7 @@ that it updates, an evaluation the model that it loaded; a server has its own we
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -27,10 +27,11 @@ from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.servers.engine_server import Addresses, EngineServer, ServerFailed
 from forage.rollout.engines.servers.served_engine import ServedEngine
 from forage.rollout.engines.servers.server_pool import ServerPool
+from forage.rollout.engines.servers.sglang_probe import SglangNeeds, sglang_faults
 from forage.rollout.engines.servers.sglang_server import SglangServer
 from forage.rollout.engines.servers.vllm_probe import find_faults
 from forage.rollout.engines.servers.vllm_server import VllmServer
-from forage.rollout.engines.servers.vllm_settings import ServerNeeds
+from forage.rollout.engines.servers.vllm_settings import Fault, ServerNeeds
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 
@@ -95,10 +96,9 @@ async def _open_served(
                 keeps_base = settings.transfer == "adapters"
                 servers.append(VllmServer(url, *timeouts, num_turns, keeps_base))
             case SglangPlacement():
+                _refuse(url, await sglang_faults(url, SglangNeeds.of(config, codec)))
                 keeps_keys = settings.cache_on_update == "keep"
                 servers.append(SglangServer(url, *timeouts, num_turns, keeps_keys))
-                if not await servers[-1].is_alive():
-                    raise UserError(f"the SGLang server {url} does not answer at /server_info")
     pool = ServerPool(servers, settings.lost_after_s, addresses.on_failed)
     num_rows = None if model is None else model.config.vocab_size
     engine = ServedEngine(pool, num_rows, num_token_ids(codec.tokenizer))
@@ -130,7 +130,11 @@ async def _check(url: str, needs: ServerNeeds, may_sample: bool) -> None:
     """
     if not may_sample:
         needs = replace(needs, codec=None, num_alternatives=0)
-    faults = await find_faults(url, needs)
+    _refuse(url, await find_faults(url, needs))
+
+
+def _refuse(url: str, faults: Sequence[Fault]) -> None:
+    """Raises ``UserError`` for fatal faults of a server, and logs the others."""
     for fault in faults:
         if not fault.is_fatal:
             LOG.warning("the server %s: %s", url, fault)

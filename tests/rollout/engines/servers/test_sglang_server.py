@@ -18,7 +18,7 @@ from forage.rollout.engines.servers.weight_transports import DiskTransport
 from forage.rollout.engines.servers.weight_update import ServerUpdates
 from forage.types import ContextOverflow, EngineError, FinishReason, Sampling
 from tests.rollout.policy_server import counted_logprobs
-from tests.rollout.sglang_process import FIELDS, fixed_reply
+from tests.rollout.sglang_process import FIELDS, SERVER_INFO, fixed_reply
 
 
 @dataclass
@@ -47,7 +47,7 @@ class SglangStandIn:
             case "/health":  # it samples a token, which waits while the server is paused
                 return web.Response(status=503 if self.is_paused else 200)
             case "/server_info":
-                return web.json_response({"tp_size": 1, "pp_size": 1})
+                return web.json_response(SERVER_INFO)
             case "/model_info":
                 return web.json_response({"weight_version": self.version})
             case "/update_weights_from_disk":
