@@ -28,7 +28,7 @@ def main() -> None:
         figures = (f"{planned / 1e9:.1f}", f"{peak / 1e9:.1f}", f"{peak / planned:.3f}")
         messages = (_messages(stages[stage]) for stage in _STAGES)
         table.add_row(name, str(config.placement.num_ranks), *figures, *messages)
-    Console().print(table)
+    Console(width=140).print(table)
 
 
 _STAGES = ("prepare", "learn", "publish")

@@ -83,7 +83,8 @@ LINE_BUDGETS = {
     # Tables as LaTeX (compare_command.py).
     # Questions set apart for a warm start (real_command.py).
     # The servers of a recipe may be SGLang's, too (recipe_doctor.py).
-    "commands": 6_116,
+    # Demonstrations of reading repeat no question early (demonstrations.py).
+    "commands": 6_136,
     # The lessons of a question writer (warm_start_config.py). Results that a policy may ask for
     # (search_config.py). The union of token losses (algorithm_config.py).
     # SGLang servers that Forage starts, and keys that it would not send (server_config.py).

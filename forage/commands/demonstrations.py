@@ -27,7 +27,11 @@ async def demonstrate(
     questions: Sequence[Question],
     num_episodes: int,
 ) -> list[Episode]:
-    """Plays scripted episodes of randomly drawn questions; raises ``UserError``."""
+    """Plays scripted episodes of randomly drawn questions; raises ``UserError``.
+
+    With ``reading``, each question is shown once before one is shown again: a model that sees a
+    demonstration twice begins to remember its answer.
+    """
     from forage.retrieval.client.client import SearchClient
     from forage.rollout.play.demonstrator import FirstHit
     from forage.rollout.play.player import Job, play_all
@@ -37,10 +41,8 @@ async def demonstrate(
     if isinstance(source, ScriptedSource):
         num_short = round(source.single_passage_share * num_episodes)
     rng = random.Random(f"demonstrations-{config.seed}")
-    jobs = [
-        Job(_drawn(questions, source, rng), index, f"demonstration/{index}")
-        for index in range(num_episodes)
-    ]
+    drawn = _drawn(questions, source, rng, num_episodes)
+    jobs = [Job(each, index, f"demonstration/{index}") for index, each in enumerate(drawn)]
 
     async with SearchClient(config.search) as client:
         await client.wait_until_ready(config.data.index)
@@ -107,17 +109,31 @@ def _demonstrators(
 
 
 def _drawn(
-    questions: Sequence[Question], source: ScriptedSource | ReadingSource, rng: random.Random
+    questions: Sequence[Question],
+    source: ScriptedSource | ReadingSource,
+    rng: random.Random,
+    count: int,
+) -> list[Question]:
+    if isinstance(source, ReadingSource):
+        shuffled: list[Question] = []
+        while len(shuffled) < count:
+            shuffled += rng.sample(questions, len(questions))
+        return shuffled[:count]
+    if source.multi_hop_share is None:
+        return [rng.choice(questions) for _ in range(count)]
+    return [_one_drawn(questions, source.multi_hop_share, rng) for _ in range(count)]
+
+
+def _one_drawn(
+    questions: Sequence[Question], multi_hop_share: float, rng: random.Random
 ) -> Question:
-    if isinstance(source, ReadingSource) or source.multi_hop_share is None:
-        return rng.choice(questions)
-    is_multi = rng.random() < source.multi_hop_share
+    is_multi = rng.random() < multi_hop_share
     for _ in range(1000):
         question = rng.choice(questions)
         if (len(question.hops) > 1) == is_multi:
             return question
     raise UserError(
-        f"warm_start.source.multi_hop_share is {source.multi_hop_share}, but almost no question of "
+        f"warm_start.source.multi_hop_share is {multi_hop_share}, but almost no question of "
         f"data.train needs {'two or more searches' if is_multi else 'one search'}; change it"
     )
 

@@ -39,6 +39,7 @@ from forage.commands.run_report import (
 )
 from forage.commands.sft_command import run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml, with_overrides
+from forage.data.questions import read_questions
 from forage.disk.whole_writes import put_folder, write_whole_text
 from forage.records import EPISODES_FILE
 from forage.retrieval.serve.child_server import ServerProcess
@@ -135,7 +136,10 @@ class WholeRun:
                 with notes.phase("measuring"):
                     notes.measured = asdict(measure_rates(config))
             rates, per_step = Rates(**notes.measured), config.warm_start.sequences_per_step
-            notes.choose(warm_start_steps=choose_warm_start(rates, self.minutes, per_step))
+            steps = choose_warm_start(rates, self.minutes, per_step)
+            if self.shown is not None:  # a second look would teach the answers, not to read
+                steps = min(steps, max(1, len(read_questions(self.shown)) // per_step))
+            notes.choose(warm_start_steps=steps)
         return with_overrides(config, [f"warm_start.num_steps={notes.chosen['warm_start_steps']}"])
 
 
