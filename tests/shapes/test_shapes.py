@@ -26,7 +26,8 @@ def test_every_recipe_with_ranks_is_here() -> None:
     assert with_ranks == set(RECIPES)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+# For a trainer, search-r1-grpo-v0.3-format is verl-sglang-3b.
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "search-r1-grpo-v0.3-format"])
 def test_the_peak_of_a_step_is_the_plans(name: str) -> None:
     config = recipe(name)
     stages = {stage.name: stage for stage in trace_step(config, rank=0)}

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -77,7 +78,7 @@ def trace_step(
         with stage("prepare"):
             prepared_P, _ = trainer.prepare(credited_P)
         (batch,), _ = trainer.pack(prepared_P)
-        trainer.step(batch, nullcontext())
+        _make_moments(trainer)
         with stage("learn"):
             trainer.learn([batch], nullcontext())
         with stage("publish"):
@@ -86,6 +87,18 @@ def trace_step(
         with stage("checkpoint"):
             trainer.writer(Path("unwritten"), is_copied=True)
     return stages
+
+
+def _make_moments(trainer: LocalTrainer) -> None:
+    """Steps with gradients of nought, after which AdamW has its moments."""
+    optimizers = [trainer.optimizer]
+    if trainer.critic is not None:
+        optimizers.append(trainer.critic.optimizer)
+    for optimizer in optimizers:
+        for weight in chain(*(group["params"] for group in optimizer.param_groups)):
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _episodes(config: RunConfig, trainer: LocalTrainer, is_uneven: bool) -> list[Credited]:
