@@ -44,7 +44,8 @@ def read_plain(path: Path, max_bytes: int, what: str = "") -> bytes:
 
 def read_json(path: Path, max_bytes: int) -> Any:
     """The value in a JSON file; raises ``UserError``."""
+    content = read_plain(path, max_bytes)
     try:
-        return json.loads(read_plain(path, max_bytes))
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error

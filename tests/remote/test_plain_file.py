@@ -42,3 +42,8 @@ def test_json_that_python_cannot_read_is_a_user_error(tmp_path: Path, text: str)
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UserError, match="is not JSON"):
         read_json(tmp_path / "a.json", 2**20)
+
+
+def test_a_file_that_is_not_there_is_not_said_to_be_no_json(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"^cannot read {tmp_path}/a.json: No such file"):
+        read_json(tmp_path / "a.json", 2**20)
