@@ -10,7 +10,8 @@ from forage.config.run_config import load_config
 from tests.shapes.recipes import CONFIGS, RECIPES, planned_bytes, recipe
 from tests.shapes.traced_step import Stage, trace_step
 
-pytestmark = pytest.mark.slow
+# 80 layers have 300,000 operations, which take minutes next to other tests.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def messages(stages: list[Stage]) -> list[tuple[str, str, int]]:
