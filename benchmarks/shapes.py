@@ -24,7 +24,7 @@ def main() -> None:
     for name in parser.parse_args().recipes:
         config = recipe(name)
         stages = {stage.name: stage for stage in trace_step(config, rank=0)}
-        planned, peak = planned_bytes(config), stages["learn"].peak
+        (planned, _), peak = planned_bytes(config), stages["learn"].peak
         figures = (f"{planned / 1e9:.1f}", f"{peak / 1e9:.1f}", f"{peak / planned:.3f}")
         messages = (_messages(stages[stage]) for stage in _STAGES)
         table.add_row(name, str(config.placement.num_ranks), *figures, *messages)

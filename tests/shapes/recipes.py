@@ -18,11 +18,13 @@ def recipe(name: str, *overrides: str) -> RunConfig:
     return load_config(CONFIGS / f"{name}.yaml", overrides)
 
 
-def planned_bytes(config: RunConfig) -> int:
-    """The plan of the trainer alone, with nothing moved to main memory."""
-    together = with_overrides(config, ["placement.engine.offload=false"])
+def planned_bytes(config: RunConfig) -> tuple[int, int]:
+    """The plan of a trainer with everything on its GPU, and of its copy for a checkpoint."""
+    overrides = ["placement.engine.offload=false", "trainer.checkpoint_in_background=true"]
     size = measure(config.model.path)
     assert size is not None, "the shapes of recipes are known"
-    parts = plan_memory(together, size, measure_others(config.algorithm, size), 1).parts
-    others = ("engine", "copy for a checkpoint")
-    return sum(part.num_bytes for part in parts if not part.name.startswith(others))
+    others = measure_others(config.algorithm, size)
+    parts = plan_memory(with_overrides(config, overrides), size, others, num_cores=1).parts
+    sizes = {part.name: part.num_bytes for part in parts if not part.name.startswith("engine")}
+    copied = sizes.pop("copy for a checkpoint")
+    return sum(sizes.values()), copied
