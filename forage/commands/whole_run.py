@@ -137,7 +137,7 @@ class WholeRun:
                     notes.measured = asdict(measure_rates(config))
             rates, per_step = Rates(**notes.measured), config.warm_start.sequences_per_step
             steps = choose_warm_start(rates, self.minutes, per_step)
-            if self.shown is not None:  # a second look would teach the answers, not to read
+            if self.shown is not None:  # showing one twice teaches its answer, not reading
                 steps = min(steps, max(1, len(read_questions(self.shown)) // per_step))
             notes.choose(warm_start_steps=steps)
         return with_overrides(config, [f"warm_start.num_steps={notes.chosen['warm_start_steps']}"])

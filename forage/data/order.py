@@ -103,6 +103,15 @@ def questions_of_run(config: RunConfig) -> tuple[list[Question], StepQuestions]:
             f"{config.data.train} contains {len(questions)} questions, fewer than "
             f"trainer.questions_per_step ({num_own})"
         )
+    check_gold(config, questions)
+    num_spare = 0
+    if dynamic is not None:
+        num_spare = ceil(num_own * dynamic.oversampling) * (dynamic.max_rounds + 1)
+    return questions, StepQuestions(order, len(questions), num_own, num_spare, config.seed)
+
+
+def check_gold(config: RunConfig, questions: Sequence[Question]) -> None:
+    """Raises ``UserError`` if the reward needs gold passages that some questions do not name."""
     without = [question.id for question in questions if not question.gold_passage_ids]
     if without and config.reward.needs("gold_found"):
         raise UserError(
@@ -110,10 +119,6 @@ def questions_of_run(config: RunConfig) -> tuple[list[Question], StepQuestions]:
             f"is {without[0]!r}), so reward.weights.gold_found would always be 0 for them: add "
             "the ids, or leave the weight out"
         )
-    num_spare = 0
-    if dynamic is not None:
-        num_spare = ceil(num_own * dynamic.oversampling) * (dynamic.max_rounds + 1)
-    return questions, StepQuestions(order, len(questions), num_own, num_spare, config.seed)
 
 
 @dataclass(frozen=True, slots=True)

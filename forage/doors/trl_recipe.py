@@ -16,7 +16,7 @@ from typing import Any
 from datasets import Dataset
 
 from forage.config.run_config import RunConfig
-from forage.data.order import training_questions
+from forage.data.order import check_gold, training_questions
 from forage.doors.open_recipe import Message, OpenRecipe
 from forage.doors.tool_function import described
 from forage.environment.tools.tool import Tool
@@ -41,6 +41,7 @@ class TrlRecipe:
             if tool.name in _TAKEN:
                 raise UserError(f"TRL reserves the tool name {tool.name}; rename the tool")
         questions, _ = training_questions(config.data, config.seed)
+        check_gold(config, questions)
         self._questions = {question.id: question for question in questions}
         self._loop = LoopThread("forage-trl")
         atexit.register(self.close)

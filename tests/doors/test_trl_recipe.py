@@ -202,6 +202,14 @@ def test_a_spent_budget_is_said_and_what_follows_does_not_count():
     assert (reward.parts["has_answer"], counts) == (0.0, True)
 
 
+def test_a_reward_for_gold_passages_is_refused_for_questions_without_any(tmp_path: Path):
+    train = tmp_path / "train.jsonl"
+    train.write_text('{"question": "Where?", "answers": ["Oslo"]}\n', encoding="utf-8")
+    changes = {"reward": {"weights": {"gold_found": 0.5}}, "data": {"train": str(train)}}
+    with pytest.raises(UserError, match="no gold_passage_ids"), opened(**changes):
+        pass
+
+
 def test_a_recipe_in_tags_and_a_tool_of_trls_names_are_refused():
     with (
         pytest.raises(UserError, match="environment.protocol=tools"),

@@ -60,7 +60,7 @@ SERVER_INFO: dict[str, Any] = {
     **{"version": "0.5.23", "tp_size": 1, "pp_size": 1, "max_req_input_len": 1 << 20},
     **{"enable_memory_saver": True, "skip_tokenizer_init": False},
 }
-"""What a server tells of itself, as far as Forage reads it (``srt/utils/common.py``)."""
+"""The fields of a server's report that Forage reads (``srt/utils/common.py``)."""
 
 Reply = tuple[bool, Any]
 Work = Callable[[dict[str, Any]], Reply]

@@ -40,14 +40,14 @@ class Collective:
 
 @dataclass(slots=True)
 class Trace:
-    """A rank's bytes now and at most, and its messages in order."""
+    """A rank's allocated bytes, their peak, and its messages in order."""
 
     now: int = 0
     peak: int = 0
     collectives: list[Collective] = field(default_factory=list)
 
     def restart(self) -> None:
-        """Forgets what was; bytes that are still there count on."""
+        """Starts over; what is still allocated stays counted."""
         self.peak = self.now
         self.collectives.clear()
 

@@ -90,7 +90,7 @@ def trace_step(
 
 
 def _make_moments(trainer: LocalTrainer) -> None:
-    """Steps with gradients of nought, after which AdamW has its moments."""
+    """Steps with zero gradients, which creates AdamW's moments."""
     optimizers = [trainer.optimizer]
     if trainer.critic is not None:
         optimizers.append(trainer.critic.optimizer)

@@ -25,7 +25,7 @@
     return colours[number % colours.length];
   }
 
-  // By what was answered: the choice may have changed since the curves were asked for.
+  // Reads the reply: the choice may have changed since the request.
   function drawLegend(charts) {
     const lines = charts.flatMap((chart) => chart ? chart.lines : []);
     const groups = new Map(lines.filter((line) => line.members).map((line) => [line.name, line]));

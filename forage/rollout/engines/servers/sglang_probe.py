@@ -1,7 +1,7 @@
 """Finds what an SGLang server lacks for training, before a run starts; it samples nothing.
 
-A killed run may have left the server paused, and a paused server answers no request to sample. What
-it reports is read in SGLang 0.5.23 (``srt/utils/common.py``, ``build_server_info``).
+A killed run may have left the server paused, and a paused server does not sample. The fields of its
+report are those of SGLang 0.5.23 (``srt/utils/common.py``, ``build_server_info``).
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _wrong_settings(about: Mapping[str, Any], needs: SglangNeeds) -> Iterator[Fa
     if about.get("skip_tokenizer_init"):
         remedy = "start it without --skip-tokenizer-init"
         yield Fault("it has no tokenizer, so it does not stop at the ends of turns", remedy)
-    if needs.sleeps and not about.get("enable_memory_saver"):
+    keeps_memory = about.get("device") != "cpu" and not about.get("enable_memory_saver")
+    if needs.sleeps and keeps_memory:
         remedy = "start it with --enable-memory-saver, which placement.engine.offload needs"
         yield Fault("it does not release GPU memory while it sleeps", remedy)
     stages = about.get("pp_size", 1)

@@ -1,4 +1,4 @@
-"""What an SGLang server lacks is said before a run, by a stand-in that reports as SGLang does."""
+"""Runs and the doctor report what an SGLang server lacks; the server is a stand-in."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -91,6 +91,11 @@ async def test_what_a_server_lacks_is_said_with_what_to_do(
     assert fault.is_fatal
     assert what in fault.what
     assert remedy in fault.remedy
+
+
+async def test_a_server_on_a_cpu_has_no_gpu_memory_to_release() -> None:
+    """Forage starts such a server without the memory saver."""
+    assert await faults_of(device="cpu", enable_memory_saver=False) == []
 
 
 async def test_an_untested_version_is_a_warning() -> None:
